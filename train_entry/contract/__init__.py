@@ -1,0 +1,109 @@
+"""What the orchestrator and a job share: the words, the types, the files. Read this first.
+
+Standard library only, so that a job, a supervisor and a report can import it in milliseconds.
+
+A *study* is one search. It numbers *trials*, one configuration each. An *attempt* is one launch of a
+trial and owns a directory that is never used twice. An attempt runs as one *job* of `ranks` processes.
+A *plan* is what we intend, a *measurement* what we saw, a *failure* why we saw nothing.
+Numbers carry their unit in their name; sizes are bytes, times are seconds, batches are sequences.
+"""
+
+from train_entry.contract.codec import (
+    ContractError,
+    dump,
+    load,
+)
+from train_entry.contract.files import (
+    AttemptDir,
+    StudyDir,
+    TrialDir,
+    append_line,
+    read_document,
+    read_lines,
+    write_atomic,
+)
+from train_entry.contract.intent import (
+    DataSpec,
+    MeasureSpec,
+    ModelShape,
+    OptimizerPlan,
+    Plan,
+    TimeLimits,
+    TrialSpec,
+    ZeroPlan,
+)
+from train_entry.contract.records import (
+    Scalar,
+    StudyRecord,
+    Trial,
+)
+from train_entry.contract.seen import (
+    Failure,
+    Heartbeat,
+    JobRecord,
+    Measurement,
+    MemoryPeak,
+    Outcome,
+    RankExit,
+    RankMeasurement,
+    RankOutcome,
+    StepMetrics,
+    StepSplit,
+)
+from train_entry.contract.words import (
+    AttemptKind,
+    Checkpointing,
+    Engine,
+    ExitReason,
+    FailureKind,
+    MemoryKind,
+    Origin,
+    Phase,
+    Precision,
+    State,
+)
+
+__all__ = [
+    "AttemptDir",
+    "AttemptKind",
+    "Checkpointing",
+    "ContractError",
+    "DataSpec",
+    "Engine",
+    "ExitReason",
+    "Failure",
+    "FailureKind",
+    "Heartbeat",
+    "JobRecord",
+    "MeasureSpec",
+    "Measurement",
+    "MemoryKind",
+    "MemoryPeak",
+    "ModelShape",
+    "OptimizerPlan",
+    "Origin",
+    "Outcome",
+    "Phase",
+    "Plan",
+    "Precision",
+    "RankExit",
+    "RankMeasurement",
+    "RankOutcome",
+    "Scalar",
+    "State",
+    "StepMetrics",
+    "StepSplit",
+    "StudyDir",
+    "StudyRecord",
+    "TimeLimits",
+    "Trial",
+    "TrialDir",
+    "TrialSpec",
+    "ZeroPlan",
+    "append_line",
+    "dump",
+    "load",
+    "read_document",
+    "read_lines",
+    "write_atomic",
+]

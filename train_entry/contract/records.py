@@ -1,0 +1,50 @@
+"""What stays on record of a study and of each of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from train_entry.contract.intent import ModelShape, Plan
+from train_entry.contract.seen import Outcome
+from train_entry.contract.words import Origin, State
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """trial.json: one configuration and all that is known of it."""
+
+    number: int
+    state: State
+    origin: Origin
+    overrides: tuple[str, ...]  # `python sweep.py <overrides>` runs it alone
+    values: Mapping[str, Scalar]  # of the knobs that vary in this study
+    created_at: float
+    plan: Plan | None = None  # None: rejected
+    fingerprint: str | None = None
+    outcome: Outcome | None = None
+    reasons: tuple[str, ...] = ()  # why rejected
+    reused_from: int | None = None
+    parent: int | None = None
+    attempts: int = 0
+    shared: bool = False  # another trial ran on the same node meanwhile
+    slots: tuple[str, ...] = ()  # leased for the latest attempt
+    gpu_s: float = 0.0  # ranks x seconds, over all attempts
+    closed_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRecord:
+    """study.json: what was asked."""
+
+    name: str
+    created_at: float
+    objective: str  # a field of Measurement, to be maximized
+    asked: Mapping[str, Scalar]  # dotted key to value: another value is another study
+    dimensions: Mapping[str, str]  # knob to its range, in Hydra's grammar
+    limits: Mapping[str, Scalar]  # may be raised on resume
+    versions: Mapping[str, str]  # of what changes a timing
+    model: ModelShape
+    overrides: tuple[str, ...] = ()  # the command line that made it

@@ -1,0 +1,134 @@
+"""What a job saw: per step, per rank, and over all ranks; or why it saw nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train_entry.contract.words import ExitReason, FailureKind, MemoryKind, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """One optimizer step, a line of metrics.rank0.jsonl."""
+
+    step: int  # from 1
+    tokens: int  # seen by the end of this step, over all ranks
+    loss: float  # mean over the global batch, before this step's update
+    step_s: float
+    lr: float  # used by this step's update
+    timed: bool  # False: a warm-up or split step
+    grad_norm: float | None = None  # before clipping, where the engine knows it
+    update_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPeak:
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSplit:
+    """Medians over the split steps, device synchronized between the parts."""
+
+    local_s: float  # fetching data and the first forward pass: before this rank's first gradient collective
+    forward_s: float
+    backward_s: float
+    update_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMeasurement:
+    """What one rank saw."""
+
+    rank: int
+    host: str
+    device_name: str
+    parameters: int  # counted on the model that ran
+    memory_kind: MemoryKind
+    startup: MemoryPeak
+    first_step: MemoryPeak  # Adam's state appears here
+    steady: MemoryPeak
+    device_in_use_bytes: int | None  # on the whole card, contexts included; None on CPU
+    device_total_bytes: int | None
+    peak_flops_per_s: float | None  # of the card in this precision, where known
+    step_s: tuple[float, ...]  # every timed step
+    split: StepSplit | None
+    startup_s: float  # process start to the end of the first step
+
+    @property
+    def peak(self) -> MemoryPeak:
+        phases = (self.startup, self.first_step, self.steady)
+        return MemoryPeak(
+            allocated_bytes=max(phase.allocated_bytes for phase in phases),
+            reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What one attempt showed, over all its ranks."""
+
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    samples_per_s: float
+    step_s: float  # median of the timed steps
+    step_s_iqr: float  # distance between their quartiles
+    steps: int
+    peak_bytes: int  # allocated, the fullest rank, the worst phase
+    reserved_bytes: int
+    memory_kind: MemoryKind
+    mfu: (
+        float | None
+    )  # model FLOPs utilization: (6 P + 12 L h s) x tokens/s over the cards' peak; PaLM, appendix B
+    loss: float  # mean of the last five steps
+    tokens: int  # seen by the end
+    startup_s: float
+    ranks: tuple[RankMeasurement, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    kind: FailureKind
+    message: str  # one line
+    rank: int | None = None
+    phase: Phase | None = None
+    evidence: str = ""  # traceback, stacks or the end of the log
+
+
+RankOutcome = RankMeasurement | Failure
+Outcome = Measurement | Failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """Rewritten at every sign of progress. Staleness is a counter that no longer moves, never a file time."""
+
+    rank: int
+    pid: int
+    counter: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankExit:
+    """Written by the supervisor when its rank's process is gone."""
+
+    rank: int
+    returncode: int  # negative: the signal that ended it
+    reason: ExitReason
+    phase: Phase | None
+    silent_s: float  # since the last progress
+    seconds: float  # the process lived
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """Written by the job as its first act, so that a job whose submitter died can be found."""
+
+    job_id: str
+    host: str
+    leader_pid: int  # the session all processes of the job belong to
+    leader_start_ticks: int  # tells a reused pid apart
+    started_at: float

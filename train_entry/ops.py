@@ -1,0 +1,53 @@
+"""DeepSpeed's CPU operators, compiled once per environment: `python -m train_entry.ops`.
+
+DeepSpeed compiles operators when they are first used. Left to the first trial, that would take minutes out
+of its time limit; and a rank killed while compiling leaves a lock that every later job waits on for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+# Name of the operator's folder, and of its builder in DeepSpeed. shm_comm is loaded by every process group
+# on CPU, whatever the strategy.
+CPU_OPS = {"deepspeed_shm_comm": "ShareMemCommBuilder"}
+STALE_LOCK_S = 15 * 60  # several times the longest build seen (97 s on one core)
+
+
+def extensions_dir() -> Path:
+    """Where compiled operators live: inside the environment, since they fit one torch version only."""
+    default = Path(sys.prefix) / "torch_extensions"
+    return Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
+
+
+def remove_stale_locks(directory: Path, older_than_s: float) -> list[Path]:
+    """Delete compile locks whose builder must be gone; returns those deleted."""
+    stale = [lock for lock in directory.glob("**/lock") if time.time() - lock.stat().st_mtime >= older_than_s]
+    for lock in stale:
+        lock.unlink(missing_ok=True)
+    return stale
+
+
+def build_cpu_ops() -> None:
+    """Compile what is missing, one at a time, saying so."""
+    directory = extensions_dir()
+    for lock in remove_stale_locks(directory, STALE_LOCK_S):
+        print(f"removed a stale compile lock: {lock}")
+    missing = [op for op in CPU_OPS if not list(directory.glob(f"**/{op}/{op}.so"))]
+    if not missing:
+        return
+    print(f"Compiling DeepSpeed's CPU operators, once: {', '.join(missing)} (1 to 3 minutes) ...", flush=True)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    from deepspeed.accelerator import get_accelerator  # slow, and only needed when something is missing
+
+    for op in missing:
+        get_accelerator().create_op_builder(CPU_OPS[op]).load()
+    print(f"Compiled into {directory}")
+
+
+if __name__ == "__main__":
+    build_cpu_ops()
