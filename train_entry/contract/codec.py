@@ -70,6 +70,8 @@ def _decode_union(members: tuple[Any, ...], raw: Any) -> Any:
         return None
     classes = [member for member in members if dataclasses.is_dataclass(member)]
     if len(classes) > 1:
-        return _decode(next(member for member in classes if member.__name__ == raw["type"]), raw)
+        return _decode(
+            next(member for member in classes if getattr(member, "__name__", "") == raw["type"]), raw
+        )
     others = [member for member in members if member is not type(None)]
     return _decode(others[0], raw) if len(others) == 1 else raw

@@ -1,0 +1,225 @@
+"""The comparison table: for people on a terminal, for programs as table.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Literal, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement as Width
+from rich.table import Table
+from rich.text import Text
+
+from analysis.load import LOSS_STEPS, Study, TrialRow
+from analysis.ranking import PLACES, best, can_win, ranked
+from analysis.text import figure, one_line, raw, short, stacked
+from train_entry.contract import MemoryKind, Scalar, State, write_atomic
+
+MAX_ROWS = 40  # of a table, and MAX_NOTES below it, unless everything is asked for
+MAX_NOTES = 20
+WIDE = 10_000  # columns; no line of a table reaches it
+
+# Column of table.csv to its value, so that a name and its numbers cannot come apart.
+_CELLS: Mapping[str, Callable[[TrialRow], Scalar]] = {
+    "number": attrgetter("number"),
+    "state": attrgetter("state.value"),
+    "failure": lambda row: row.failure.kind.value if row.failure else None,
+    "origin": attrgetter("origin.value"),
+    "strategy": attrgetter("strategy"),
+    "tokens_per_s": attrgetter("tokens_per_s"),
+    "tokens_per_s_per_gpu": attrgetter("tokens_per_s_per_gpu"),
+    "step_s": attrgetter("step_s"),
+    "peak_bytes": attrgetter("peak_bytes"),
+    "loss": attrgetter("loss"),
+    "gpu_s": attrgetter("gpu_s"),
+}
+_LARGEST_FIRST = ("tokens_per_s", "tokens_per_s_per_gpu")
+
+
+class UnknownColumn(ValueError):
+    """A table has no column of this name; the message lists those it has."""
+
+
+def columns(study: Study) -> tuple[str, ...]:
+    """Of table.csv. A knob that a fixed column shows already (strategy) has none of its own."""
+    knobs = (knob for knob in study.knobs if knob not in _CELLS)
+    return (*_CELLS, *knobs, "overrides")
+
+
+def write_csv(study: Study) -> Path:
+    """Replace table.csv: one row a trial, best first, raw numbers, blank where not known."""
+    names = columns(study)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([raw(_cell(row, name)) for name in names] for row in ranked(study.rows))
+    write_atomic(study.directory.table, text.getvalue())
+    return study.directory.table
+
+
+def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: bool = False) -> None:
+    """Print the table and what belongs below it. A number is never cut off, however narrow the stream."""
+    table = render(study, sort=sort, everything=everything)
+    console = Console(file=stream, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    needed = Width.get(console, console.options.update(max_width=WIDE), table).minimum
+    console.width = max(console.width, needed)
+    console.print(table)
+    for note in notes(study, everything=everything):
+        console.print(note, soft_wrap=True)
+
+
+def render(study: Study, *, sort: str | None = None, everything: bool = False) -> Table:
+    """The ranked table. Raises UnknownColumn."""
+    rows = ranked(study.rows) if sort is None else _sorted(study, sort)
+    shown = [row for row in rows if everything or row.state is not State.REJECTED]
+    shown = shown if everything else shown[:MAX_ROWS]
+    table = Table(
+        title=Text(f"study {study.record.name}: {study.record.model.name}, by {study.record.objective}"),
+        caption=Text("\n".join(_caption(study, len(rows) - len(shown)))),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    parts = _columns(study)
+    for part in parts:
+        table.add_column(Text(part.header), justify=part.justify, no_wrap=part.justify == "right")
+    winner = best(study.rows)
+    for row in shown:
+        style = "bold green" if row is winner else "" if PLACES[row.state] < 3 else "dim"
+        table.add_row(*(Text(part.text(row)) for part in parts), style=style)
+    return table
+
+
+def notes(study: Study, *, everything: bool = False) -> list[Text]:
+    """Below the table: what could not be read, why trials were rejected or failed, how to run the best."""
+    failed, infeasible = _failures(study, State.FAILED), _failures(study, State.INFEASIBLE)
+    lines = [*failed, *_rejections(study), *infeasible]
+    left_out = 0 if everything else max(0, len(lines) - MAX_NOTES)
+    lines = lines[: len(lines) - left_out]
+    if left_out:
+        lines.append(f"... and {left_out} more such lines: --all")
+    winner = best(study.rows)
+    if winner is not None:
+        lines.append(f"best is trial {winner.number:04d}: python sweep.py {shlex.join(winner.overrides)}")
+    return [Text(line) for line in (*(f"warning: {text}" for text in study.warnings), *lines)]
+
+
+def _rejections(study: Study) -> list[str]:
+    counts = Counter(reason for row in study.rows for reason in row.reasons)
+    return [f"rejected ({count}): {one_line(reason)}" for reason, count in counts.most_common()]
+
+
+def _failures(study: Study, state: State) -> list[str]:
+    failures = [(row.number, row.failure) for row in study.rows if row.failure and row.state is state]
+    return [
+        f"{state} trial {number:04d}: {failure.kind}: {one_line(failure.message)}"
+        for number, failure in failures
+    ]
+
+
+def _caption(study: Study, hidden: int) -> list[str]:
+    rows = study.rows
+    states = Counter(row.state for row in sorted(rows, key=lambda row: PLACES[row.state]))
+    counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "none yet"
+    lines = [f"trials: {counts}; {sum(row.gpu_s for row in rows) / 3600:.3g} GPU-hours in total"]
+    if study.loss_tokens is not None:
+        compared = f"loss at {study.loss_tokens:,} tokens, the most that every measured trial reached"
+        lines.append(f"{compared} (mean of the last {LOSS_STEPS} steps)")
+    lines.append("± is the distance between the quartiles of the step times, over their median")
+    if any(row.shared for row in rows):
+        lines.append("* another trial ran on the same node meanwhile")
+    if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
+        lines.append("memory is host RSS, the resident set of the fullest rank's process: a run without GPU")
+    if hidden:
+        lines.append(f"{hidden} more trials (rejected, or further down): --all")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Column:
+    header: str
+    text: Callable[[TrialRow], str]
+    justify: Literal["left", "right"] = "right"
+
+
+def _columns(study: Study) -> list[_Column]:
+    ranks = {row.number: str(rank) for rank, row in enumerate(filter(can_win, ranked(study.rows)), 1)}
+    kinds = {row.memory_kind for row in study.rows if row.memory_kind is not None}
+    memory = "RSS GiB" if kinds == {MemoryKind.HOST_RSS} else "peak GiB"
+    in_hours = any(row.gpu_s >= 3600 for row in study.rows)
+    unit, unit_s = ("GPU-h", 3600) if in_hours else ("GPU-s", 1)
+    mfu = _Column(header="MFU", text=lambda row: "" if row.mfu is None else f"{row.mfu:.1%}")
+    return [
+        _Column(header="#", text=lambda row: ranks.get(row.number, "")),
+        _Column(header="trial", text=lambda row: f"{row.number:04d}"),
+        _Column(header="state", text=_state, justify="left"),
+        _Column(header="strategy", text=lambda row: row.strategy or "", justify="left"),
+        *(_knob_column(knob) for knob in _knobs_that_differ(study)),
+        _Column(header="tokens/s\n/GPU", text=lambda row: figure(row.tokens_per_s_per_gpu)),
+        _Column(header="±", text=_spread),
+        _Column(header="tokens/s", text=lambda row: figure(row.tokens_per_s)),
+        _Column(header="step\nms", text=lambda row: figure(row.step_s, 1e-3)),
+        _Column(header=memory.replace(" ", "\n"), text=lambda row: figure(row.peak_bytes, 2**30)),
+        _Column(header="loss", text=lambda row: "" if row.loss is None else f"{row.loss:.3f}"),
+        *([mfu] if any(row.mfu is not None for row in study.rows) else []),
+        _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s)),
+    ]
+
+
+def _knobs_that_differ(study: Study) -> list[str]:
+    """Knobs with more than one value so far; all of them while there is but one trial to see."""
+    knobs = [knob for knob in study.knobs if knob not in _CELLS]
+    if len(study.rows) < 2:
+        return knobs
+    return [knob for knob in knobs if len({short(row.values.get(knob)) for row in study.rows}) > 1]
+
+
+def _knob_column(knob: str) -> _Column:
+    return _Column(header=stacked(knob), text=lambda row: short(row.values.get(knob)))
+
+
+def _state(row: TrialRow) -> str:
+    mark = "*" if row.shared else ""
+    if row.state is State.REUSED and row.reused_from is not None:
+        return f"{row.state}{mark} {row.reused_from:04d}"
+    if row.failure is not None and row.failure.kind.value != row.state.value:
+        return f"{row.state}{mark} {row.failure.kind}"
+    return f"{row.state}{mark}"
+
+
+def _spread(row: TrialRow) -> str:
+    return f"{row.step_s_iqr / row.step_s:.1%}" if row.step_s and row.step_s_iqr is not None else ""
+
+
+def _cell(row: TrialRow, column: str) -> Scalar:
+    if column == "overrides":
+        return shlex.join(row.overrides)
+    return _CELLS[column](row) if column in _CELLS else row.values.get(column)
+
+
+def _sorted(study: Study, column: str) -> list[TrialRow]:
+    if column not in columns(study):
+        raise UnknownColumn(f"no column '{column}'; sort by one of: {', '.join(columns(study))}")
+    return sorted(ranked(study.rows), key=lambda row: _sort_key(column, _cell(row, column)))
+
+
+def _sort_key(column: str, value: Scalar) -> tuple[int, float, str]:
+    """Numbers, then words, then what is not known."""
+    if isinstance(value, str):
+        return (1, 0.0, value)
+    if value is None or math.isnan(value):
+        return (2, 0.0, "")
+    return (0, -value if column in _LARGEST_FIRST else value, "")

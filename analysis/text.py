@@ -1,0 +1,44 @@
+"""How numbers, values and names are written in a table."""
+
+from __future__ import annotations
+
+import re
+
+from train_entry.contract import Scalar
+
+
+def figure(value: float | None, unit: float = 1.0) -> str:
+    """A number in a unit, to about three digits: 12,345; 123; 12.3; 1.23."""
+    if value is None:
+        return ""
+    scaled = value / unit
+    decimals = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+    return f"{scaled:,.{decimals}f}"
+
+
+def short(value: Scalar) -> str:
+    """A knob's value as one would type it: true, 5e8, 0.0003."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) >= 1e5:
+        text = f"{value:.3g}"
+        return text.replace("e+0", "e").replace("e+", "e") if float(text) == value else str(value)
+    return raw(value)
+
+
+def raw(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def stacked(name: str, width: int = 11) -> str:
+    """A dotted name on several lines, so that a column is little wider than its values."""
+    lines = [""]
+    for part in re.findall(r"[^._]*[._]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -1,0 +1,212 @@
+"""Every key a configuration may have, its type, its limits and what it means.
+
+Hydra merges the YAML files of conf/ into these classes, so that a key that is not here, or a value of
+another type, is refused while composing. They are mutable because OmegaConf requires that of a schema;
+nothing beyond `sweeps.plan` sees them. The keys' help and bounds are data: `sweeps.config.validate` reads
+them, and docs/knobs.md is checked against them.
+
+Whole numbers that people write as `5e7` are floats here, marked `integral`: Hydra parses `5e7` as a float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+STUDY_KEYS = (
+    "study",
+    "model",
+    "studies_dir",
+    "objective",
+    "accept_versions",
+    "data",
+    "cluster",
+    "search",
+    "measure",
+    "check",
+    "tracking",
+    "limits",
+    "space",
+    "experiment",
+)  # fixed within a study: what makes its trials comparable, and how it is run. Never a dimension.
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    integral: bool = False,
+    grid: str = "",
+) -> Any:
+    """A key with its meaning and limits. `grid`: sampled values snap to `pow2` or to two `digits`."""
+    metadata = {
+        "help": help,
+        "unit": unit,
+        "low": low,
+        "above": above,
+        "high": high,
+        "choices": choices,
+        "integral": integral,
+        "grid": grid,
+    }
+    if isinstance(default, (list, dict)) or callable(default):
+        factory = default if callable(default) else lambda: type(default)(default)
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ModelConfig:
+    name: str = knob("", "the model's name in tables")
+    family: str = knob("llama", "architecture", choices=("llama", "gpt2", "hf"))
+    path: str | None = knob(None, "hf: a local directory with config.json; weights in it are fine-tuned")
+    layers: int = knob(1, "transformer blocks", low=1)
+    hidden: int = knob(64, "width of the residual stream", low=1)
+    heads: int = knob(1, "attention heads", low=1)
+    kv_heads: int = knob(1, "key and value heads; fewer than heads: grouped-query attention", low=1)
+    ffn: int = knob(256, "width of the feed-forward layer", low=1)
+    vocab: int = knob(256, "vocabulary size", low=2)
+    positions: int = knob(2048, "longest sequence", low=1, unit="tokens")
+    tied_embeddings: bool = knob(False, "input and output embeddings are one matrix")
+
+
+@dataclass
+class DataConfig:
+    kind: str = knob("stdlib", "where tokens come from", choices=("stdlib", "text", "synthetic"))
+    path: str | None = knob(None, "text: a file or a directory of text files")
+    tokenizer: str | None = knob(None, "a local tokenizer directory; null: one token a byte")
+    max_bytes: float = knob(64 * 2**20, "read at most this much text", unit="bytes", low=1024, integral=True)
+
+
+@dataclass
+class ZeroConfig:
+    stage: int = knob(
+        0, "what ZeRO shards: 0 nothing, 1 optimizer, 2 + gradients, 3 + weights", low=0, high=3
+    )
+    reduce_bucket_size: float = knob(
+        5e8, "gradients reduced at once", unit="elements", low=1, integral=True, grid="digits"
+    )
+    allgather_bucket_size: float = knob(
+        5e8,
+        "weights gathered at once; without effect on current torch",
+        unit="elements",
+        low=1,
+        integral=True,
+    )
+    overlap_comm: bool = knob(False, "reduce gradients while the backward pass goes on (one more bucket)")
+    contiguous_gradients: bool = knob(True, "copy gradients into one buffer as they appear")
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = knob("adamw", "update rule", choices=("adamw", "sgd"))
+    betas: list[float] = knob([0.9, 0.95], "adamw: decay of the two moments")
+    eps: float = knob(1e-8, "adamw: added to the denominator", above=0)
+    weight_decay: float = knob(0.1, "decoupled for adamw, L2 for sgd", low=0)
+    momentum: float = knob(0.9, "sgd: momentum", low=0, high=1)
+    implementation: str = knob(
+        "torch", "torch (foreach) or one fused kernel", choices=("torch", "torch_fused")
+    )
+
+
+@dataclass
+class LrConfig:
+    rule: str = knob("sqrt", "how the LR follows the global batch", choices=("sqrt", "linear", "none"))
+    base: float = knob(3e-4, "learning rate at base_batch", above=0)
+    base_batch: int = knob(32, "the global batch at which base was found", unit="sequences", low=1)
+    base_warmup: int = knob(0, "warm-up steps at base_batch; 0: none", unit="steps", low=0)
+    warmup: str = knob(
+        "steps", "when the batch grows keep the warm-up's `steps` or `samples`; or a step count"
+    )
+
+
+@dataclass
+class ClusterConfig:
+    kind: str = knob("local", "where trials run", choices=("local",))
+    device: str = knob("auto", "auto: GPUs where there are any", choices=("auto", "cpu", "cuda"))
+    nodes: int = knob(1, "machines", low=1, high=1)
+    gpus_per_node: int | None = knob(None, "ranks a node holds; null: all GPUs, or all cores on CPU", low=1)
+    parallel: int | None = knob(None, "most trials at once; null: one a node", low=1)
+    on_interrupt: str = knob("cancel", "Ctrl-C: running trials", choices=("cancel", "leave"))
+
+
+@dataclass
+class SearchConfig:
+    sampler: str = knob("tpe", "who proposes", choices=("tpe", "random", "gp", "grid"))
+    seed: int = knob(0, "of the sampler", low=0)
+    startup_trials: int = knob(8, "random proposals before the sampler learns", low=0)
+
+
+@dataclass
+class MeasureConfig:
+    warmup_steps: int = knob(3, "steps before timing", unit="steps", low=1)
+    steps: int = knob(12, "timed steps", unit="steps", low=2)
+    split_steps: int = knob(2, "steps for the forward/backward/update split", unit="steps", low=0)
+    update_norms: bool = knob(False, "record the norm of every update; costs a copy of the model")
+
+
+@dataclass
+class CheckConfig:
+    best: int = knob(0, "how many of the fastest trials are trained longer; 0: none", low=0)
+    tokens: float = knob(1e6, "tokens each of them sees", unit="tokens", low=1, integral=True)
+
+
+@dataclass
+class TrackingConfig:
+    kind: str = knob("mlflow", "where results are shown", choices=("mlflow", "none"))
+    uri: str | None = knob(None, "tracking URI; null: SQLite beside the studies")
+
+
+@dataclass
+class LimitsConfig:
+    trials: int | None = knob(None, "launched trials in all; null: until the space is exhausted", low=1)
+    hours: float | None = knob(
+        None, "no launch after this time; counted over all starts", unit="hours", above=0
+    )
+    retries: int = knob(1, "new attempts of a trial that was lost for no fault of its own", low=0)
+    attempt_s: float = knob(1800, "time limit of an attempt", unit="seconds", above=0)
+    startup_silence_s: float = knob(
+        600, "hung: no progress for this long before the first step", unit="seconds", above=0
+    )
+    step_silence_s: float = knob(120, "hung: no progress for this long after it", unit="seconds", above=0)
+
+
+@dataclass
+class SweepConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr: LrConfig = field(default_factory=LrConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    space: dict[str, Any] = knob(dict, "knob to its range, in the grammar of -m overrides")
+
+    study: str | None = knob(None, "the study's name; null: derived from what is asked")
+    studies_dir: str = knob("studies", "where studies live")
+    objective: str = knob(
+        "auto",
+        "what is maximized; auto: per GPU while ranks is fixed",
+        choices=("auto", "tokens_per_s", "tokens_per_s_per_gpu"),
+    )
+    accept_versions: bool = knob(False, "go on with a study begun with another torch, DeepSpeed or GPU")
+    engine: str = knob("deepspeed", "who shards and reduces", choices=("ddp", "deepspeed"))
+    ranks: int | None = knob(None, "processes, one a GPU; null: all of one node", low=1)
+    micro_batch: int = knob(1, "sequences per rank and forward pass", unit="sequences", low=1, grid="pow2")
+    global_batch: int = knob(32, "sequences per optimizer step, over all ranks", unit="sequences", low=1)
+    seq_len: int = knob(1024, "tokens per sequence", unit="tokens", low=2)
+    precision: str = knob("auto", "auto: bf16 on GPUs, fp32 on CPU", choices=("auto", "fp32", "bf16", "fp16"))
+    tensor: int = knob(1, "tensor-parallel degree", low=1, high=1)
+    pipeline: int = knob(1, "pipeline-parallel degree", low=1, high=1)
+    activation_checkpointing: str = knob("none", "recompute activations", choices=("none", "full"))
+    gradient_clipping: float = knob(1.0, "largest gradient norm; 0: not clipped", low=0)
+    seed: int = knob(0, "of the weights and of the order of the data", low=0)

@@ -1,0 +1,109 @@
+"""What the schema's types cannot say: bounds, choices, whole numbers, keys that do not exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sweeps.config.schema import SweepConfig
+
+
+def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """Every leaf key of the schema, dotted, with its dataclass field."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for field in dataclasses.fields(schema):
+        nested = field.default_factory
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+            found |= fields_by_key(nested, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = field
+    return found
+
+
+FIELDS = fields_by_key()
+
+
+def unknown_keys(container: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that are not in the schema: `+key=value` adds them behind Hydra's back."""
+    for key in _leaves(container, ""):
+        if key not in FIELDS and not key.startswith("space."):
+            yield key
+
+
+def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in container.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in FIELDS:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key
+
+
+def suggest(key: str) -> str:
+    """What a mistyped key may have meant."""
+    near = difflib.get_close_matches(key, FIELDS, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else "`python sweep.py --help` lists the keys"
+
+
+def bad_values(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with its value and what would do), for every key out of its bounds."""
+    for key, field in FIELDS.items():
+        value = _value_at(config, key)
+        if problem := bad_value(field, value):
+            yield key, problem
+    yield from _relations(config)
+
+
+def bad_value(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """Why a value does not suit its field; None where it does."""
+    limits = field.metadata
+    if value is None or not limits:
+        return None
+    if limits["choices"] and value not in limits["choices"]:
+        return f"{value!r} is not one of {', '.join(limits['choices'])}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _bad_number(limits, value)
+    return None
+
+
+def _bad_number(limits: Mapping[str, Any], value: float) -> str | None:
+    if not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if limits["integral"] and value != int(value):
+        return f"{value} is not a whole number"
+    if limits["low"] is not None and value < limits["low"]:
+        return f"{value:g} is too small; at least {limits['low']:g}"
+    if limits["above"] is not None and value <= limits["above"]:
+        return f"{value:g} is too small; more than {limits['above']:g}"
+    if limits["high"] is not None and value > limits["high"]:
+        return f"{value:g} is too large; at most {limits['high']:g}"
+    return None
+
+
+def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        yield "optimizer.betas", f"{list(config.optimizer.betas)} are not two numbers from 0 to below 1"
+    if config.lr.warmup not in ("steps", "samples") and not config.lr.warmup.isdigit():
+        yield "lr.warmup", f"{config.lr.warmup!r} is not steps, samples or a whole number of steps"
+    if config.model.family == "hf" and not config.model.path:
+        yield "model.path", "is not set; model=hf needs model.path=DIR, a directory with config.json"
+    if config.data.kind == "text" and not config.data.path:
+        yield "data.path", "is not set; data=text needs data.path=FILE_OR_DIR"
+    if config.study is not None and (
+        not config.study or config.study[0] in ".-" or not _is_name(config.study)
+    ):
+        yield "study", f"{config.study!r} is no name; use letters, digits, '.', '_' and '-'"
+
+
+def _is_name(text: str) -> bool:
+    return all(char.isalnum() or char in "._-" for char in text)
+
+
+def _value_at(config: SweepConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,270 @@
+"""What a person sees while a study runs: a live table on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from train_entry.contract import Failure, Measurement, MemoryKind, Phase, Scalar, State, StudyRecord, Trial
+
+SHOWN_TRIALS = 15
+_LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
+
+
+class Reached(NamedTuple):
+    """How far a running trial has come, by its heartbeat."""
+
+    phase: Phase
+    step: int
+    of_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where the study stands. Limits are totals over all its runs; None: no such limit."""
+
+    launched: int  # trials, running ones included
+    elapsed_s: float
+    limit_trials: int | None = None
+    limit_s: float | None = None
+    parallel: int = 1  # trials at once
+    running: Mapping[int, Reached] = field(default_factory=dict)  # trial number to its heartbeat
+
+
+class Display(Protocol):
+    """Told by the loop, reads nothing. Every method may be called at any time."""
+
+    def start(self, study: StudyRecord) -> None: ...
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None: ...
+    def message(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def make_display(stream: TextIO) -> Display:
+    """The live table where the stream can show one."""
+    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+        return LiveDisplay(Console(file=stream, highlight=False))
+    return PlainDisplay(stream)
+
+
+class LiveDisplay:
+    """A table that is redrawn in place, and gone at the end: the ranked table follows it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._objective = ""
+
+    def start(self, study: StudyRecord) -> None:
+        self._objective = study.objective
+        self.message(_headline(study))
+        self._live.start()
+
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+        self._live.update(self.frame(trials, progress))
+
+    def message(self, text: str) -> None:
+        self._console.print(Text(_printable(text)))  # above the table, where it stays
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def frame(self, trials: Sequence[Trial], progress: Progress) -> Group:
+        """The table, cut to what the terminal has room for, and a status line."""
+        best = best_trial(trials, self._objective)
+        room = max(1, min(SHOWN_TRIALS, self._console.height - _LINES_BESIDE_TRIALS))
+        status = Text(_status(trials, progress, best), no_wrap=True, overflow="ellipsis")
+        return Group(_live_table(_worth_showing(trials, best, room), progress, best), status)
+
+
+class PlainDisplay:
+    """One line per change of a trial's state; no control characters, so that a log stays readable."""
+
+    def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.time) -> None:
+        self._stream = stream
+        self._now_s = now_s
+        self._started_at = 0.0
+        self._elapsed_s = 0.0
+        self._objective = ""
+        self._states: dict[int, State] = {}
+
+    def start(self, study: StudyRecord) -> None:
+        self._objective = study.objective
+        self._started_at = self._now_s()
+        self.message(_headline(study))
+
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+        self._elapsed_s = progress.elapsed_s
+        best = best_trial(trials, self._objective)
+        changed = [trial for trial in trials if self._states.get(trial.number) is not trial.state]
+        self._states.update((trial.number, trial.state) for trial in changed)
+        earlier = [trial for trial in changed if self._is_history(trial)]
+        if earlier:
+            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best)}")
+        for trial in changed:
+            if trial not in earlier:
+                self.message(f"trial {trial.number:04d} {_knobs(trial)}: {_event(trial, trial is best)}")
+
+    def message(self, text: str) -> None:
+        print(f"[{self._elapsed_s:5.1f} s] {_printable(text)}", file=self._stream, flush=True)
+
+    def stop(self) -> None:
+        pass
+
+    def _is_history(self, trial: Trial) -> bool:
+        return trial.closed_at is not None and trial.closed_at < self._started_at
+
+
+def best_trial(trials: Sequence[Trial], objective: str) -> Trial | None:
+    """The measured trial with the largest objective; of equals the first."""
+    return max(
+        (trial for trial in trials if _score(trial, objective) > -math.inf),
+        key=lambda trial: _score(trial, objective),
+        default=None,
+    )
+
+
+def eta_s(trials: Sequence[Trial], progress: Progress) -> float | None:
+    """Seconds until a limit ends the study, judged by the trials that were launched and have ended."""
+    left_s = None if progress.limit_s is None else max(0.0, progress.limit_s - progress.elapsed_s)
+    durations_s = [
+        trial.closed_at - trial.created_at
+        for trial in trials
+        if trial.attempts and trial.state.is_closed and trial.closed_at is not None
+    ]
+    if progress.limit_trials is None or not durations_s:
+        return left_s
+    remaining = max(0, progress.limit_trials - _done(trials, progress))
+    needed_s = fmean(durations_s) * remaining / progress.parallel
+    return needed_s if left_s is None else min(needed_s, left_s)
+
+
+def _score(trial: Trial, objective: str) -> float:
+    if trial.state is not State.MEASURED or not isinstance(trial.outcome, Measurement):
+        return -math.inf
+    value = getattr(trial.outcome, objective, None)
+    usable = isinstance(value, (int, float)) and math.isfinite(value) and math.isfinite(trial.outcome.loss)
+    return float(value) if usable and value is not None else -math.inf
+
+
+def _done(trials: Sequence[Trial], progress: Progress) -> int:
+    return progress.launched - sum(trial.state is State.RUNNING for trial in trials)
+
+
+def _worth_showing(trials: Sequence[Trial], best: Trial | None, room: int) -> list[Trial]:
+    """The best, what runs, and the latest of the others, in the order of their numbers."""
+    by_interest = sorted(
+        trials, key=lambda trial: (trial is not best, trial.state is not State.RUNNING, -trial.number)
+    )
+    return sorted(by_interest[:room], key=lambda trial: trial.number)
+
+
+def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> Table:
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("trial", no_wrap=True, justify="right")
+    table.add_column("state", no_wrap=True)
+    table.add_column("knobs", no_wrap=True, overflow="ellipsis", ratio=1)
+    for header in ("tokens/s/GPU", "GiB", "loss"):
+        table.add_column(header, no_wrap=True, justify="right")
+    for trial in trials:
+        speed, memory, loss = _figures(trial)
+        state = _live_state(trial, progress.running.get(trial.number))
+        cells = (
+            "*" if trial is best else "",
+            f"{trial.number:04d}",
+            state,
+            _knobs(trial),
+            speed,
+            memory,
+            loss,
+        )
+        style = "bold green" if trial is best else "dim" if isinstance(trial.outcome, Failure) else ""
+        table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
+    return table
+
+
+def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
+    if trial.state is State.RUNNING and reached is not None:
+        phase, step, of_steps = reached
+        return f"running {phase}" if phase.is_startup else f"running {phase} {step}/{of_steps}"
+    return _state(trial)
+
+
+def _state(trial: Trial) -> str:
+    if isinstance(trial.outcome, Failure) and trial.outcome.kind.value != trial.state.value:
+        return f"{trial.state} {trial.outcome.kind}"
+    return f"{trial.state}" if trial.reused_from is None else f"{trial.state} {trial.reused_from:04d}"
+
+
+def _figures(trial: Trial) -> tuple[str, str, str]:
+    """Throughput, memory and loss; blank where there is no measurement."""
+    seen = trial.outcome
+    if not isinstance(seen, Measurement):
+        return "", "", ""
+    rss = " RSS" if seen.memory_kind is MemoryKind.HOST_RSS else ""
+    return f"{seen.tokens_per_s_per_gpu:,.0f}", f"{seen.peak_bytes / 2**30:.2f}{rss}", f"{seen.loss:.3f}"
+
+
+def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> str:
+    limit = "" if progress.limit_trials is None else f"/{progress.limit_trials}"
+    hours = "" if progress.limit_s is None else f" of {_duration(progress.limit_s)}"
+    eta = eta_s(trials, progress)
+    parts = [
+        f"{_done(trials, progress)}{limit} trials",
+        f"{_duration(progress.elapsed_s)}{hours}",
+        *([] if eta is None else [f"ETA {_duration(eta)}"]),
+        _best_so_far(best),
+    ]
+    return "\n" + "  |  ".join(parts)
+
+
+def _best_so_far(best: Trial | None) -> str:
+    return "no best yet" if best is None else f"best {best.number:04d}: {_figures(best)[0]} tokens/s/GPU"
+
+
+def _event(trial: Trial, is_best: bool) -> str:
+    """What has become of a trial, in one line."""
+    state, outcome = _state(trial), trial.outcome
+    if isinstance(outcome, Failure):
+        return f"{state}: {outcome.message}"
+    if isinstance(outcome, Measurement):
+        speed, memory, loss = _figures(trial)
+        memory = memory.replace(" RSS", " GiB RSS") if " RSS" in memory else f"{memory} GiB"
+        return f"{state} {speed} tokens/s/GPU, {memory}, loss {loss}{' (best)' if is_best else ''}"
+    return f"{state}: {'; '.join(trial.reasons)}" if trial.reasons else state
+
+
+def _knobs(trial: Trial) -> str:
+    """`zero2 micro_batch=4`: the strategy that runs, then the other knobs that vary."""
+    strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
+    others = (f"{knob}={_value(value)}" for knob, value in trial.values.items() if knob != "strategy")
+    return " ".join((str(strategy), *others)).strip()
+
+
+def _value(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def _headline(study: StudyRecord) -> str:
+    return f"study {study.name}: {study.objective} of {study.model.name} over {', '.join(study.dimensions)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -1,0 +1,137 @@
+"""Tokens, and which rank sees which of them.
+
+The samples of global step k are the same for every micro-batch size and every data degree, so that losses
+of different plans can be compared.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from train_entry.contract import DataSpec, ModelShape, Plan
+
+Tokens = npt.NDArray[Any]  # one dimension, an unsigned type as small as the ids allow
+
+TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".py")
+# Directories of the standard library that hold other people's packages, or tests, which differ by vendor.
+SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+TOKENIZED_AT_ONCE_CHARS = 2**20
+SYNTHETIC_TOKENS = 2**22  # repeated when used up, as text is
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Consecutive windows of seq_len tokens: as many as fill whole global batches.
+
+    The rest is never seen. It would make an epoch's last batches depend on how samples are split.
+    """
+
+    def __init__(self, tokens: Tokens, plan: Plan) -> None:
+        windows = len(tokens) // plan.seq_len
+        self._count = windows // plan.global_batch * plan.global_batch
+        if self._count == 0:
+            raise ValueError(
+                f"the data has {len(tokens)} tokens; one global batch needs global_batch x seq_len = "
+                f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step}: give more text, or lower either"
+            )
+        self._tokens = tokens[: self._count * plan.seq_len].reshape(self._count, plan.seq_len)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self._tokens[index].astype(np.int64))
+
+
+def micro_batches(windows: Windows, plan: Plan, data_rank: int) -> Iterator[torch.Tensor]:
+    """Token ids of shape (micro_batch, seq_len), for ever; shuffled anew each epoch, alike on all ranks."""
+    # Rank r of R takes the positions r, r + R, r + 2R ... of the shuffled order: together, in one step, the
+    # ranks take the next global_batch of it, whatever R is.
+    sampler = DistributedSampler(
+        windows, num_replicas=plan.data, rank=data_rank, shuffle=True, seed=plan.seed, drop_last=True
+    )
+    loader = DataLoader(windows, batch_size=plan.micro_batch, sampler=sampler, drop_last=True)
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def load_tokens(spec: DataSpec, model: ModelShape, seed: int, on_progress: Callable[[], None]) -> Tokens:
+    """All tokens of a data set; `on_progress` is called whenever a part is done.
+
+    Raises ValueError where the data is missing, unknown, or has ids that the model does not.
+    """
+    if spec.kind == "synthetic":
+        return np.random.default_rng(seed).integers(0, model.vocab, SYNTHETIC_TOKENS, dtype=np.uint32)
+    text = _read(_files(spec), spec.max_bytes)
+    if spec.tokenizer is None:
+        tokens: Tokens = np.frombuffer(text, dtype=np.uint8)
+    else:
+        tokens = _tokenize(text, spec.tokenizer, on_progress)
+    _check_vocabulary(tokens, model.vocab)
+    return tokens
+
+
+def _files(spec: DataSpec) -> list[Path]:
+    if spec.kind == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return [path for path in sorted(root.rglob("*.py")) if not _is_skipped(path.relative_to(root))]
+    if spec.kind != "text":
+        raise ValueError(f"data.kind is {spec.kind}; it may be stdlib, text or synthetic")
+    if spec.path is None:
+        raise ValueError("data.kind is text: set data.path to a file or a directory of text")
+    root = Path(spec.path)
+    if root.is_file():
+        return [root]
+    found = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    if not found:
+        raise ValueError(f"data.path {root} is no file, and no directory with {', '.join(TEXT_SUFFIXES)} files")
+    return found
+
+
+def _is_skipped(path: Path) -> bool:
+    return not SKIPPED_DIRECTORIES.isdisjoint(path.parts)
+
+
+def _read(files: list[Path], max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    left = max_bytes
+    for path in files:
+        if left <= 0:
+            break
+        with path.open("rb") as file:
+            parts.append(file.read(left))
+        left -= len(parts[-1])
+    return b"".join(parts)
+
+
+def _tokenize(text: bytes, directory: str, on_progress: Callable[[], None]) -> Tokens:
+    from transformers import AutoTokenizer  # seconds, and only for data that needs it
+
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    characters = text.decode("utf-8", errors="replace")
+    parts: list[Tokens] = []
+    for start in range(0, len(characters), TOKENIZED_AT_ONCE_CHARS):
+        part = characters[start : start + TOKENIZED_AT_ONCE_CHARS]
+        ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        parts.append(np.asarray(ids, dtype=np.uint32))
+        on_progress()
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+
+def _check_vocabulary(tokens: Tokens, vocab: int) -> None:
+    highest = int(tokens.max(initial=0))
+    if highest >= vocab:
+        raise ValueError(
+            f"the data has token ids up to {highest}, the model's vocabulary is {vocab}: it needs at least "
+            f"model.vocab={highest + 1}, or the tokenizer that belongs to the model (data.tokenizer)"
+        )

@@ -1,0 +1,119 @@
+"""torch DistributedDataParallel: the plain baseline that every strategy is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from train_entry.contract import OptimizerPlan, Plan, Precision
+
+HALF_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+# As DeepSpeed's fp16 section has them by default: initial_scale_power, loss_scale_window.
+INITIAL_LOSS_SCALE = 2.0**16
+LOSS_SCALE_WINDOW = 1000
+
+
+class DdpEngine:
+    """Parameters are fp32 masters; half precision is torch.autocast. See engine.TrainEngine."""
+
+    def __init__(self, model: torch.nn.Module, plan: Plan, device: torch.device) -> None:
+        device_ids = [device.index] if device.type == "cuda" else None
+        self._model = DistributedDataParallel(model, device_ids=device_ids)
+        self._plan = plan
+        self._device = device
+        self._optimizer = make_optimizer(list(model.parameters()), plan.optimizer)
+        self._scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=INITIAL_LOSS_SCALE,
+            growth_interval=LOSS_SCALE_WINDOW,
+            enabled=plan.precision is Precision.FP16,
+        )
+        self._micro_step = 0
+        self._updates = 0
+        self._grad_norm: torch.Tensor | None = None
+        self._set_lr()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        # What no_sync() sets and restores; a context manager cannot span forward and backward here.
+        self._model.require_backward_grad_sync = self._is_boundary
+        dtype = HALF_DTYPES.get(self._plan.precision)
+        with torch.autocast(self._device.type, dtype=dtype, enabled=dtype is not None):
+            loss: torch.Tensor = self._model(input_ids=batch, labels=batch).loss
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        torch.autograd.backward(self._scaler.scale(loss / self._plan.grad_accum))
+
+    def step(self) -> None:
+        if self._is_boundary:
+            self._update()
+        self._micro_step += 1
+
+    def lr(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def grad_norm(self) -> float | None:
+        return None if self._grad_norm is None else float(self._grad_norm)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._model.parameters()]
+
+    @property
+    def _is_boundary(self) -> bool:
+        return (self._micro_step + 1) % self._plan.grad_accum == 0
+
+    def _update(self) -> None:
+        if self._plan.gradient_clipping > 0:
+            self._scaler.unscale_(self._optimizer)
+            self._grad_norm = torch.nn.utils.clip_grad_norm_(
+                self._model.parameters(), self._plan.gradient_clipping
+            )
+        loss_scale = self._scaler.get_scale()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        # A smaller scale says that gradients had overflowed and the update was left out. DeepSpeed does not
+        # advance the learning rate then.
+        if self._scaler.get_scale() >= loss_scale:
+            self._updates += 1
+            self._set_lr()
+
+    def _set_lr(self) -> None:
+        lr = warmup_lr(self._plan.optimizer.lr, self._plan.warmup_steps, self._updates)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+
+def make_optimizer(parameters: list[torch.nn.Parameter], plan: OptimizerPlan) -> torch.optim.Optimizer:
+    """One group: weight decay applies to all parameters, as in the DeepSpeed engine."""
+    if plan.name == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=plan.lr,
+            betas=(plan.beta1, plan.beta2),
+            eps=plan.eps,
+            weight_decay=plan.weight_decay,
+            fused=plan.fused,
+        )
+    if plan.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=plan.lr,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            fused=plan.fused,
+        )
+    raise ValueError(f"optimizer.name is {plan.name}; it may be adamw or sgd")
+
+
+def warmup_lr(peak: float, warmup_steps: int, updates: int) -> float:
+    """Learning rate after `updates` updates: linear from 0, exactly as DeepSpeed's WarmupLR.
+
+    It counts iterations from -1, where it gives 0 as it does at 0: so the first two updates have no effect.
+    It also warms up over two steps at least (deepspeed/runtime/lr_schedules.py, 0.19).
+    """
+    if warmup_steps == 0:
+        return peak
+    iteration = max(0, updates - 1)
+    steps = max(2, warmup_steps)
+    return peak * (iteration / steps) if iteration < steps else peak

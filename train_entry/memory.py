@@ -1,0 +1,76 @@
+"""Peak memory of a rank, phase by phase."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from train_entry.contract import MemoryKind, MemoryPeak
+
+KIB = 1024
+
+
+class MemoryMeter(Protocol):
+    """Peaks between two calls of `take`."""
+
+    kind: MemoryKind
+
+    def take(self) -> MemoryPeak:
+        """The highest use since the last call, or since the process began; a new phase begins."""
+        ...
+
+    def in_use_bytes(self) -> tuple[int, int] | tuple[None, None]:
+        """What is taken of the whole card right now, CUDA contexts included, and its size."""
+        ...
+
+
+class DeviceMeter:
+    """Counts what torch's allocator gave out, and what it holds, on the rank's GPU."""
+
+    kind = MemoryKind.DEVICE
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def take(self) -> MemoryPeak:
+        peak = MemoryPeak(
+            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            reserved_bytes=torch.cuda.max_memory_reserved(self._device),
+        )
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak
+
+    def in_use_bytes(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free, total
+
+
+class HostMeter:
+    """Counts resident memory of the process, which on a CPU is all there is to say."""
+
+    kind = MemoryKind.HOST_RSS
+
+    def take(self) -> MemoryPeak:
+        peak_bytes = _high_water_bytes()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; proc(5)
+        except OSError:
+            pass  # not everywhere permitted; then peaks are those of the process so far
+        return MemoryPeak(allocated_bytes=peak_bytes, reserved_bytes=peak_bytes)
+
+    def in_use_bytes(self) -> tuple[None, None]:
+        return None, None
+
+
+def meter_for(device: torch.device) -> MemoryMeter:
+    """The meter that fits the rank's device."""
+    return DeviceMeter(device) if device.type == "cuda" else HostMeter()
+
+
+def _high_water_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, "Linux writes VmHWM for every process that has memory of its own"
+    return int(found[1]) * KIB
