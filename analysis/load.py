@@ -137,10 +137,11 @@ def _trial(directory: StudyDir, place: TrialDir) -> Trial:
 
 
 def _stream(place: TrialDir, trial: Trial) -> tuple[StepMetrics, ...]:
-    """Steps of the latest attempt that recorded any, of a trial that saw something that counts."""
+    """Steps of the attempt that was measured; where that is not known, of the latest that recorded any."""
     if not isinstance(trial.outcome, Measurement) and trial.state is not State.STOPPED:
         return ()
-    for attempt in range(trial.attempts, 0, -1):
+    latest_first = range(trial.attempts, 0, -1)
+    for attempt in latest_first if trial.measured_attempt is None else (trial.measured_attempt,):
         steps = tuple(read_lines(place.attempt(attempt).metrics, StepMetrics))
         if steps:
             return steps

@@ -67,33 +67,39 @@ def write_csv(study: Study) -> Path:
 
 
 def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: bool = False) -> None:
-    """Print the table and what belongs below it. A number is never cut off, however narrow the stream."""
-    table = render(study, sort=sort, everything=everything)
+    """Print the table and what belongs below it. A number is never cut off, however narrow the terminal."""
     console = Console(file=stream, highlight=False)
     if not console.is_terminal:
         console.width = WIDE
-    needed = Width.get(console, console.options.update(max_width=WIDE), table).minimum
-    console.width = max(console.width, needed)
+    table = render(study, sort=sort, everything=everything)
+    if _needed_width(console, table) > console.width:
+        table = render(study, sort=sort, everything=everything, narrow=True)
+    console.width = max(console.width, _needed_width(console, table))
     console.print(table)
     for note in notes(study, everything=everything):
         console.print(note, soft_wrap=True)
 
 
-def render(study: Study, *, sort: str | None = None, everything: bool = False) -> Table:
-    """The ranked table. Raises UnknownColumn."""
+def _needed_width(console: Console, table: Table) -> int:
+    return Width.get(console, console.options.update(max_width=WIDE), table).minimum
+
+
+def render(study: Study, *, sort: str | None = None, everything: bool = False, narrow: bool = False) -> Table:
+    """The ranked table; `narrow` leaves out what other columns or table.csv tell. Raises UnknownColumn."""
     rows = ranked(study.rows) if sort is None else _sorted(study, sort)
     shown = [row for row in rows if everything or row.state is not State.REJECTED]
     shown = shown if everything else shown[:MAX_ROWS]
     table = Table(
         title=Text(f"study {study.record.name}: {study.record.model.name}, by {study.record.objective}"),
-        caption=Text("\n".join(_caption(study, len(rows) - len(shown)))),
+        caption=Text("\n".join(_caption(study, len(rows) - len(shown), narrow))),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 0 if narrow else 1, 0, 0),
         pad_edge=False,
-        collapse_padding=True,
+        show_edge=False,
     )
-    parts = _columns(study)
+    parts = [part for part in _columns(study) if not (narrow and part.wide_only)]
     for part in parts:
         table.add_column(Text(part.header), justify=part.justify, no_wrap=part.justify == "right")
     winner = best(study.rows)
@@ -130,7 +136,7 @@ def _failures(study: Study, state: State) -> list[str]:
     ]
 
 
-def _caption(study: Study, hidden: int) -> list[str]:
+def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:
     rows = study.rows
     states = Counter(row.state for row in sorted(rows, key=lambda row: PLACES[row.state]))
     counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "none yet"
@@ -144,7 +150,9 @@ def _caption(study: Study, hidden: int) -> list[str]:
     if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
         lines.append("memory is host RSS, the resident set of the fullest rank's process: a run without GPU")
     if hidden:
-        lines.append(f"{hidden} more trials (rejected, or further down): --all")
+        lines.append(f"not shown: {hidden} of {len(rows)} trials (rejected, or further down): --all")
+    if narrow:
+        lines.append("tokens/s and GPU time per trial: in table.csv, or on a wider terminal")
     return lines
 
 
@@ -153,6 +161,7 @@ class _Column:
     header: str
     text: Callable[[TrialRow], str]
     justify: Literal["left", "right"] = "right"
+    wide_only: bool = False
 
 
 def _columns(study: Study) -> list[_Column]:
@@ -170,12 +179,12 @@ def _columns(study: Study) -> list[_Column]:
         *(_knob_column(knob) for knob in _knobs_that_differ(study)),
         _Column(header="tokens/s\n/GPU", text=lambda row: figure(row.tokens_per_s_per_gpu)),
         _Column(header="±", text=_spread),
-        _Column(header="tokens/s", text=lambda row: figure(row.tokens_per_s)),
+        _Column(header="tokens/s", text=lambda row: figure(row.tokens_per_s), wide_only=True),
         _Column(header="step\nms", text=lambda row: figure(row.step_s, 1e-3)),
         _Column(header=memory.replace(" ", "\n"), text=lambda row: figure(row.peak_bytes, 2**30)),
         _Column(header="loss", text=lambda row: "" if row.loss is None else f"{row.loss:.3f}"),
         *([mfu] if any(row.mfu is not None for row in study.rows) else []),
-        _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s)),
+        _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s), wide_only=True),
     ]
 
 

@@ -30,7 +30,7 @@ def raw(value: Scalar) -> str:
     return "" if value is None else str(value)
 
 
-def stacked(name: str, width: int = 11) -> str:
+def stacked(name: str, width: int = 8) -> str:
     """A dotted name on several lines, so that a column is little wider than its values."""
     lines = [""]
     for part in re.findall(r"[^._]*[._]?", name):

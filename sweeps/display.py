@@ -175,20 +175,13 @@ def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None)
     table.add_column("trial", no_wrap=True, justify="right")
     table.add_column("state", no_wrap=True)
     table.add_column("knobs", no_wrap=True, overflow="ellipsis", ratio=1)
-    for header in ("tokens/s/GPU", "GiB", "loss"):
+    for header in ("tokens/s/GPU", "memory", "loss"):
         table.add_column(header, no_wrap=True, justify="right")
     for trial in trials:
         speed, memory, loss = _figures(trial)
         state = _live_state(trial, progress.running.get(trial.number))
-        cells = (
-            "*" if trial is best else "",
-            f"{trial.number:04d}",
-            state,
-            _knobs(trial),
-            speed,
-            memory,
-            loss,
-        )
+        mark, knobs = "*" if trial is best else "", _knobs(trial, brief=True)
+        cells = (mark, f"{trial.number:04d}", state, knobs, speed, memory, loss)
         style = "bold green" if trial is best else "dim" if isinstance(trial.outcome, Failure) else ""
         table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
     return table
@@ -212,8 +205,13 @@ def _figures(trial: Trial) -> tuple[str, str, str]:
     seen = trial.outcome
     if not isinstance(seen, Measurement):
         return "", "", ""
-    rss = " RSS" if seen.memory_kind is MemoryKind.HOST_RSS else ""
-    return f"{seen.tokens_per_s_per_gpu:,.0f}", f"{seen.peak_bytes / 2**30:.2f}{rss}", f"{seen.loss:.3f}"
+    speed = seen.tokens_per_s_per_gpu
+    kind = " RSS" if seen.memory_kind is MemoryKind.HOST_RSS else ""
+    return (
+        f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
+        f"{seen.peak_bytes / 2**30:.2f} GiB{kind}",
+        f"{seen.loss:.3f}",
+    )
 
 
 def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> str:
@@ -240,20 +238,28 @@ def _event(trial: Trial, is_best: bool) -> str:
         return f"{state}: {outcome.message}"
     if isinstance(outcome, Measurement):
         speed, memory, loss = _figures(trial)
-        memory = memory.replace(" RSS", " GiB RSS") if " RSS" in memory else f"{memory} GiB"
         return f"{state} {speed} tokens/s/GPU, {memory}, loss {loss}{' (best)' if is_best else ''}"
     return f"{state}: {'; '.join(trial.reasons)}" if trial.reasons else state
 
 
-def _knobs(trial: Trial) -> str:
-    """`zero2 micro_batch=4`: the strategy that runs, then the other knobs that vary."""
+def _knobs(trial: Trial, brief: bool = False) -> str:
+    """`zero2 micro_batch=4`: the strategy, then the other knobs that vary; brief: by their last word."""
     strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
-    others = (f"{knob}={_value(value)}" for knob, value in trial.values.items() if knob != "strategy")
+    others = (
+        f"{knob.rpartition('.')[2] if brief else knob}={_value(value)}"
+        for knob, value in trial.values.items()
+        if knob != "strategy"
+    )
     return " ".join((str(strategy), *others)).strip()
 
 
 def _value(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    """As one would type it: true, null, 5e8."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str) or abs(value) < 1e5 or float(f"{value:.3g}") != value:
+        return str(value)
+    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
 
 
 def _headline(study: StudyRecord) -> str:

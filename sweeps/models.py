@@ -17,7 +17,7 @@ COUNT_TIMEOUT_S = 300
 def model_shape(model: ModelConfig) -> ModelShape:
     """The shape a configuration names; for `model=hf` read from its directory. Raises ConfigError."""
     if model.family == "hf":
-        return _local_shape(Path(str(model.path)))
+        return _local_shape(Path(str(model.path)).resolve())
     if model.hidden % model.heads or model.heads % model.kv_heads:
         raise ConfigError(
             f"model: hidden={model.hidden} must be a multiple of heads={model.heads}, "

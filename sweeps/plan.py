@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from sweeps.config.schema import LrConfig, OptimizerConfig, SweepConfig
 from sweeps.machine import Machine
@@ -82,8 +83,14 @@ def fingerprint(plan: Plan, model: ModelShape, data: DataSpec) -> str:
 
 
 def data_spec(config: SweepConfig) -> DataSpec:
+    """Where a job finds its tokens; paths absolute, since it runs in a directory of its own."""
     data = config.data
-    return DataSpec(kind=data.kind, path=data.path, tokenizer=data.tokenizer, max_bytes=int(data.max_bytes))
+    return DataSpec(
+        kind=data.kind,
+        path=str(Path(data.path).resolve()) if data.path else None,
+        tokenizer=str(Path(data.tokenizer).resolve()) if data.tokenizer else None,
+        max_bytes=int(data.max_bytes),
+    )
 
 
 def _plan(draft: Draft) -> Plan:

@@ -99,8 +99,8 @@ def fp16_needs_a_zero_stage(draft: Draft) -> str | None:
     if config.engine != "deepspeed" or draft.precision != "fp16" or config.zero.stage > 0:
         return None
     return (
-        "precision=fp16 with zero.stage=0 trains wrongly in DeepSpeed 0.19: gradients are divided by a loss scale "
-        "that was never applied; zero.stage may be 1, 2 or 3"
+        "precision=fp16 with zero.stage=0 trains wrongly in DeepSpeed 0.19: it divides gradients by a loss "
+        "scale that it never applied; zero.stage may be 1, 2 or 3"
     )
 
 

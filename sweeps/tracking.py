@@ -302,8 +302,9 @@ def _mlflow_errors() -> tuple[type[Exception], ...]:
 
 
 def _reason(uri: str, error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return mask_password(uri, lines[0].rstrip(".")) if lines else type(error).__name__
+    text = str(error.reason if isinstance(error, urllib.error.URLError) else error).strip()
+    first = text.partition("\n")[0].partition(". ")[0]  # MLflow goes on for a paragraph
+    return mask_password(uri, first.rstrip(".")) or type(error).__name__
 
 
 def _way_out(uri: str) -> str:

@@ -200,7 +200,7 @@ def shared_view(study: StudyRecord) -> str:
     state = {
         "selectedColumns": columns,
         "columnOrder": columns,
-        "columnWidths": {},
+        "columnWidths": {columns[0]: 190},  # pixels; the default cuts the name off
         "orderByKey": f"metrics.`{lead}`",
         "orderByAsc": False,
     }

@@ -6,6 +6,7 @@ of different plans can be compared.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +22,8 @@ from train_entry.contract import DataSpec, ModelShape, Plan
 Tokens = npt.NDArray[Any]  # one dimension, an unsigned type as small as the ids allow
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".py")
-# Directories of the standard library that hold other people's packages, or tests, which differ by vendor.
-SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+# Other people's packages, and tests, which Linux distributions leave out of the standard library or not.
+SKIPPED_IN_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 TOKENIZED_AT_ONCE_CHARS = 2**20
 SYNTHETIC_TOKENS = 2**22  # repeated when used up, as text is
 
@@ -39,7 +40,7 @@ class Windows(Dataset[torch.Tensor]):
         if self._count == 0:
             raise ValueError(
                 f"the data has {len(tokens)} tokens; one global batch needs global_batch x seq_len = "
-                f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step}: give more text, or lower either"
+                f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step}: add text, or lower either"
             )
         self._tokens = tokens[: self._count * plan.seq_len].reshape(self._count, plan.seq_len)
 
@@ -54,7 +55,7 @@ def micro_batches(windows: Windows, plan: Plan, data_rank: int) -> Iterator[torc
     """Token ids of shape (micro_batch, seq_len), for ever; shuffled anew each epoch, alike on all ranks."""
     # Rank r of R takes the positions r, r + R, r + 2R ... of the shuffled order: together, in one step, the
     # ranks take the next global_batch of it, whatever R is.
-    sampler = DistributedSampler(
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(
         windows, num_replicas=plan.data, rank=data_rank, shuffle=True, seed=plan.seed, drop_last=True
     )
     loader = DataLoader(windows, batch_size=plan.micro_batch, sampler=sampler, drop_last=True)
@@ -81,28 +82,27 @@ def load_tokens(spec: DataSpec, model: ModelShape, seed: int, on_progress: Calla
     return tokens
 
 
-def _files(spec: DataSpec) -> list[Path]:
+def _files(spec: DataSpec) -> Iterator[Path]:
     if spec.kind == "stdlib":
-        root = Path(sysconfig.get_paths()["stdlib"])
-        return [path for path in sorted(root.rglob("*.py")) if not _is_skipped(path.relative_to(root))]
+        return _walk(Path(sysconfig.get_paths()["stdlib"]), (".py",), SKIPPED_IN_STDLIB)
     if spec.kind != "text":
         raise ValueError(f"data.kind is {spec.kind}; it may be stdlib, text or synthetic")
     if spec.path is None:
         raise ValueError("data.kind is text: set data.path to a file or a directory of text")
     root = Path(spec.path)
-    if root.is_file():
-        return [root]
-    found = [path for path in sorted(root.rglob("*")) if path.suffix in TEXT_SUFFIXES and path.is_file()]
-    if not found:
-        raise ValueError(f"data.path {root} is no file, and no directory with {', '.join(TEXT_SUFFIXES)} files")
-    return found
+    if not root.exists():
+        raise ValueError(f"data.path {root} does not exist")
+    return iter([root]) if root.is_file() else _walk(root, TEXT_SUFFIXES, set())
 
 
-def _is_skipped(path: Path) -> bool:
-    return not SKIPPED_DIRECTORIES.isdisjoint(path.parts)
+def _walk(root: Path, suffixes: tuple[str, ...], skipped: set[str]) -> Iterator[Path]:
+    """Files in an order that is the same everywhere, found as they are needed: a tree can be large."""
+    for directory, subdirectories, names in os.walk(root):
+        subdirectories[:] = sorted(set(subdirectories) - skipped)
+        yield from (Path(directory) / name for name in sorted(names) if name.endswith(suffixes))
 
 
-def _read(files: list[Path], max_bytes: int) -> bytes:
+def _read(files: Iterator[Path], max_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = max_bytes
     for path in files:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from train_entry.contract import Precision
 
@@ -62,3 +66,11 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
     card = next((card for card in CARDS if re.search(card.name, device_name)), None)
     tflops = card.peak_tflops(precision) if card else None
     return None if tflops is None else tflops * TERA
+
+
+def name_of(device: torch.device) -> str:
+    """What CUDA, or Linux, calls the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())  # absent on ARM
+    return found[1] if found else platform.machine()

@@ -35,7 +35,7 @@ class TrainEngine(Protocol):
         ...
 
     def grad_norm(self) -> float | None:
-        """Norm of the last update's gradient over all parameters, before clipping; None where not computed."""
+        """Norm of the last update's whole gradient, before clipping; None where not computed."""
         ...
 
     def parameters(self) -> list[torch.Tensor]:
@@ -43,35 +43,37 @@ class TrainEngine(Protocol):
         ...
 
 
-def join_ranks(plan: Plan, where: RankInfo, device: torch.device) -> None:
-    """Meet the other ranks: the process group exists when this returns."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if plan.engine is Engine.DEEPSPEED:
-        from train_entry import engine_deepspeed  # a second of imports that ddp need not pay
+class Backend(Protocol):
+    """A module that runs models in one way."""
 
-        engine_deepspeed.join_ranks(backend, where)
-    elif where.init_method:
-        torch.distributed.init_process_group(
-            backend, init_method=where.init_method, rank=where.rank, world_size=where.ranks
-        )
-    else:
-        torch.distributed.init_process_group(
-            backend, store=torch.distributed.HashStore(), rank=where.rank, world_size=where.ranks
-        )
+    def join_ranks(self, collectives: str, where: RankInfo) -> None:
+        """Meet the other ranks over nccl or gloo: the process group exists when this returns."""
+        ...
+
+    def open_engine(
+        self, model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
+    ) -> TrainEngine:
+        """Wrap the model for its plan. Raises ValueError or AssertionError where the plan cannot run."""
+        ...
 
 
-def open_engine(
-    model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
-) -> TrainEngine:
-    """Wrap the model for its plan. Raises ValueError or AssertionError where the plan cannot run."""
-    if plan.tensor * plan.pipeline != 1:
-        raise ValueError(
-            f"tensor {plan.tensor} x pipeline {plan.pipeline}: the {plan.engine} engine runs data parallel only"
-        )
+def backend_for(plan: Plan) -> Backend:
+    """Import what the plan needs: DeepSpeed takes seconds, which ddp need not pay."""
     if plan.engine is Engine.DEEPSPEED:
         from train_entry import engine_deepspeed
 
-        return engine_deepspeed.DeepSpeedEngine(model, ds_config)
+        return engine_deepspeed
     from train_entry import engine_ddp
 
-    return engine_ddp.DdpEngine(model, plan, device)
+    return engine_ddp
+
+
+def collectives_for(device: torch.device) -> str:
+    """The library that moves tensors of this device between ranks."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def refuse_model_parallel(plan: Plan) -> None:
+    """Raises ValueError where ranks would have to share a sample: both engines here give each its own."""
+    if plan.tensor * plan.pipeline != 1:
+        raise ValueError(f"tensor {plan.tensor} x pipeline {plan.pipeline}: only 1 x 1 can be run so far")

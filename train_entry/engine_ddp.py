@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from train_entry.contract import OptimizerPlan, Plan, Precision
+from train_entry.rank import RankInfo
 
 HALF_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 # As DeepSpeed's fp16 section has them by default: initial_scale_power, loss_scale_window.
 INITIAL_LOSS_SCALE = 2.0**16
 LOSS_SCALE_WINDOW = 1000
+
+
+def join_ranks(collectives: str, where: RankInfo) -> None:
+    """Create the process group."""
+    torch.distributed.init_process_group(
+        collectives, init_method=where.init_method, rank=where.rank, world_size=where.ranks
+    )
+
+
+def open_engine(
+    model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
+) -> DdpEngine:
+    """All it needs is in the plan; ds_config is for DeepSpeed."""
+    return DdpEngine(model, plan, device)
 
 
 class DdpEngine:
@@ -28,6 +46,7 @@ class DdpEngine:
             growth_interval=LOSS_SCALE_WINDOW,
             enabled=plan.precision is Precision.FP16,
         )
+        self._loss_scale = self._scaler.get_scale()
         self._micro_step = 0
         self._updates = 0
         self._grad_norm: torch.Tensor | None = None
@@ -68,15 +87,16 @@ class DdpEngine:
             self._grad_norm = torch.nn.utils.clip_grad_norm_(
                 self._model.parameters(), self._plan.gradient_clipping
             )
-        loss_scale = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         # A smaller scale says that gradients had overflowed and the update was left out. DeepSpeed does not
         # advance the learning rate then.
-        if self._scaler.get_scale() >= loss_scale:
+        loss_scale = self._scaler.get_scale()
+        if loss_scale >= self._loss_scale:
             self._updates += 1
             self._set_lr()
+        self._loss_scale = loss_scale
 
     def _set_lr(self) -> None:
         lr = warmup_lr(self._plan.optimizer.lr, self._plan.warmup_steps, self._updates)

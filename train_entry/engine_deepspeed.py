@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.runtime.config import DeepSpeedConfigError
 
+from train_entry.contract import Plan
 from train_entry.rank import RankInfo
 
 
-def join_ranks(backend: str, where: RankInfo) -> None:
+def join_ranks(collectives: str, where: RankInfo) -> None:
     """Create the process group through DeepSpeed, which keeps a handle of its own on it."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING if where.rank == 0 else logging.ERROR)
-    if not where.init_method:
-        # DeepSpeed has no argument for a store; it adopts a group that exists.
-        torch.distributed.init_process_group(
-            backend, store=torch.distributed.HashStore(), rank=where.rank, world_size=where.ranks
-        )
+    # Of collectives whose names torch 2.13 changed, once each in every step: written out, that costs time.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     deepspeed.init_distributed(
-        dist_backend=backend,
+        dist_backend=collectives,
         auto_mpi_discovery=False,  # else it wants mpi4py where MASTER_ADDR is not set, as with file://
-        init_method=where.init_method or None,
+        init_method=where.init_method,
         rank=where.rank,
         world_size=where.ranks,
     )
+
+
+def open_engine(
+    model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
+) -> DeepSpeedEngine:
+    """All it needs is in ds_config, which was written for the plan; DeepSpeed knows its device."""
+    return DeepSpeedEngine(model, ds_config)
 
 
 class DeepSpeedEngine:
@@ -38,10 +43,7 @@ class DeepSpeedEngine:
         config = copy.deepcopy(dict(ds_config))
         # Its throughput timer synchronizes the device at every micro-batch; ddp has none.
         config["timers"] = {"throughput": {"enabled": False}}
-        try:
-            self._engine = deepspeed.initialize(model=model, config=config)[0]
-        except DeepSpeedConfigError as error:
-            raise ValueError(str(error)) from error
+        self._engine = deepspeed.initialize(model=model, config=config)[0]
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss
@@ -63,7 +65,7 @@ class DeepSpeedEngine:
 
     def parameters(self) -> list[torch.Tensor]:
         parameters = list(self._engine.module.parameters())
-        # Stage 3 leaves nothing in a parameter outside of its layer's turn. At other stages this does nothing.
+        # Stage 3 leaves a parameter empty outside of its layer's turn.
         with deepspeed.zero.GatheredParameters(
             parameters, enabled=self._engine.zero_optimization_partition_weights()
         ):

@@ -1,28 +1,41 @@
-"""What an exception means for the search: its type decides, its text only where torch has no type for it."""
+"""What an exception means for the search: its type decides, its text only where torch has no type for it.
+
+Types are known by name, so that this module needs neither torch nor DeepSpeed: an import of theirs that
+fails is a failure to record like any other.
+"""
 
 from __future__ import annotations
 
 import traceback
-
-import torch
-import torch.distributed as dist
 
 from train_entry.contract import Failure, FailureKind, Phase
 
 MESSAGE_CHARS = 500
 EVIDENCE_CHARS = 20_000  # the end of a traceback holds its cause
 
-# A ValueError here is a plan, model or data set that cannot be; later it is a bug.
+TYPES = {
+    "torch.OutOfMemoryError": FailureKind.GPU_OOM,
+    "builtins.MemoryError": FailureKind.HOST_OOM,
+    "train_entry.failures.DivergedError": FailureKind.DIVERGED,
+}
+# These say that a plan, model or data set cannot be, in the phases that read them; later they are bugs.
+REFUSALS = ("builtins.ValueError", "builtins.AssertionError", "deepspeed.runtime.config.DeepSpeedConfigError")
 CONFIGURING = (Phase.MODEL, Phase.DATA, Phase.ENGINE)
+COMMUNICATION = "torch.distributed.DistError"  # base of DistBackendError, DistNetworkError, DistStoreError
 
-# torch's CPU allocator raises a plain RuntimeError: c10/core/impl/alloc_cpu.cpp.
-HOST_OOM_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-# Memory that libraries take past torch's allocator: CUDA's own, cuBLAS handles, NCCL buffers.
-GPU_OOM_TEXTS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure 2 'out of memory'")
-# gloo, gloo/transport/tcp/pair.cc and unbound_buffer.cc.
+TEXTS = {
+    # torch's CPU allocator raises a plain RuntimeError: c10/core/impl/alloc_cpu.cpp.
+    "DefaultCPUAllocator: can't allocate memory": FailureKind.HOST_OOM,
+    "DefaultCPUAllocator: not enough memory": FailureKind.HOST_OOM,
+    # Memory that libraries take past torch's allocator: CUDA's own, cuBLAS handles, NCCL buffers.
+    "CUDA error: out of memory": FailureKind.GPU_OOM,
+    "CUBLAS_STATUS_ALLOC_FAILED": FailureKind.GPU_OOM,
+    "Cuda failure 2 'out of memory'": FailureKind.GPU_OOM,
+    # deepspeed/runtime/fp16/loss_scaler.py raises a bare Exception.
+    "Current loss scale already at minimum": FailureKind.DIVERGED,
+}
+# gloo: transport/tcp/pair.cc and unbound_buffer.cc.
 PEER_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
-# deepspeed/runtime/fp16/loss_scaler.py raises a bare Exception.
-DIVERGED_TEXTS = ("Current loss scale already at minimum",)
 
 
 class DivergedError(ArithmeticError):
@@ -42,31 +55,18 @@ def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
 
 
 def kind_of(error: BaseException, phase: Phase) -> FailureKind:
-    """Whose fault it is."""
-    match error:
-        case torch.OutOfMemoryError():
-            return FailureKind.GPU_OOM
-        case MemoryError():
-            return FailureKind.HOST_OOM
-        case DivergedError():
-            return FailureKind.DIVERGED
-        case ValueError() | AssertionError() if phase in CONFIGURING:
-            return FailureKind.BAD_CONFIG
-        case _:
-            return _kind_by_text(error, phase)
-
-
-def _kind_by_text(error: BaseException, phase: Phase) -> FailureKind:
-    """Before the communication types, since NCCL reports a full card as a failed collective."""
+    """What went wrong, as far as the exception that ended a rank in this phase can say."""
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
+    for name in names:
+        if name in TYPES:
+            return TYPES[name]
+    if phase in CONFIGURING and not set(REFUSALS).isdisjoint(names):
+        return FailureKind.BAD_CONFIG
+    # Texts before the communication type: NCCL reports a full card as a failed collective.
     text = str(error)
-    kinds = {
-        FailureKind.HOST_OOM: HOST_OOM_TEXTS,
-        FailureKind.GPU_OOM: GPU_OOM_TEXTS,
-        FailureKind.DIVERGED: DIVERGED_TEXTS,
-    }
-    for kind, known in kinds.items():
-        if any(part in text for part in known):
+    for part, kind in TEXTS.items():
+        if part in text:
             return kind
-    if isinstance(error, dist.DistError) or any(part in text for part in PEER_TEXTS):
+    if COMMUNICATION in names or any(part in text for part in PEER_TEXTS):
         return FailureKind.COMMS if phase is Phase.RENDEZVOUS else FailureKind.PEER_LOST
     return FailureKind.CRASHED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from train_entry.contract import AttemptDir, Heartbeat, Phase, StepMetrics, append_line, dump
+from train_entry.rank import process_age_s
 
 
 class Progress:
@@ -24,7 +25,7 @@ class Progress:
     def enter(self, phase: Phase) -> None:
         """A new phase begins, which is progress."""
         self.phase = phase
-        print(f"[rank {self._rank}] {phase}", flush=True)
+        print(f"[rank {self._rank}] {process_age_s():6.1f} s: {phase}", flush=True)
         self.beat()
 
     def beat(self) -> None:

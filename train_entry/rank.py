@@ -42,8 +42,10 @@ class RankInfo:
         how = f"torchrun --nproc-per-node {planned_ranks} -m train_entry ATTEMPT_DIR --out DIR"
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             if planned_ranks == 1:
-                return cls(rank=0, ranks=1, local_rank=0, init_method="")
-            raise LaunchError(f"the plan has {planned_ranks} ranks and RANK is not set; launch it with: {how}")
+                return cls(rank=0, ranks=1, local_rank=0, init_method="env://")
+            raise LaunchError(
+                f"the plan has {planned_ranks} ranks and RANK is not set; launch it with: {how}"
+            )
         ranks = int(environ["WORLD_SIZE"])
         if ranks != planned_ranks:
             raise LaunchError(
@@ -78,6 +80,9 @@ def prepare_process(where: RankInfo, device_kind: str) -> None:
     die_with_parent()
     os.environ["DS_ACCELERATOR"] = device_kind  # else DeepSpeed guesses, and warns on a CPU
     os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed insists on it
+    if where.ranks == 1:  # it meets nobody, at any free port
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local; a compute node may have no network
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -15,7 +15,7 @@ from sweeps.config import validate
 from sweeps.config.compose import Composer, one_line
 from sweeps.config.schema import STUDY_KEYS
 from sweeps.errors import ConfigError
-from sweeps.space import Choices, Dimension, Interval, SearchSpace, powers_of_two
+from sweeps.space import Choices, Dimension, Interval, Point, SearchSpace, powers_of_two
 from train_entry.contract import Scalar
 
 KNOWN_TAGS = frozenset({"log"})
@@ -48,6 +48,17 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
                 asked.setdefault(override.key_or_group, override)
     dimensions = _dimensions(asked, composer)
     return Request(composer=composer, space=SearchSpace(dimensions=dimensions))
+
+
+def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
+    """The knobs that a command line sets to one value each, study-level keys left out."""
+    return {
+        override.key_or_group: _scalar(override.value())
+        for override in _parse(arguments, composer)
+        if not override.is_sweep_override()
+        and not override.is_delete()
+        and override.key_or_group.partition(".")[0] not in STUDY_KEYS
+    }
 
 
 def _parse(lines: Sequence[str], composer: Composer) -> list[Override]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -48,7 +49,7 @@ def _encode(value: object) -> Any:
 
 def _decode(cls: Any, raw: Any) -> Any:
     if dataclasses.is_dataclass(cls) and isinstance(cls, type):
-        hints = typing.get_type_hints(cls)
+        hints = _type_hints(cls)
         known = {
             f.name: _decode(hints[f.name], raw[f.name]) for f in dataclasses.fields(cls) if f.name in raw
         }
@@ -63,6 +64,11 @@ def _decode(cls: Any, raw: Any) -> Any:
     if isinstance(cls, type) and issubclass(cls, StrEnum):
         return cls(raw)
     return float(raw) if cls is float else raw
+
+
+@functools.cache  # resolving annotations takes ten times as long as decoding a line of metrics
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _decode_union(members: tuple[Any, ...], raw: Any) -> Any:

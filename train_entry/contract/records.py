@@ -29,6 +29,9 @@ class Trial:
     reused_from: int | None = None
     parent: int | None = None
     attempts: int = 0
+    measured_attempt: int | None = None  # the attempt that the outcome is of
+    check: Outcome | None = None  # of a longer run, at the study's number of tokens
+    check_attempt: int | None = None
     shared: bool = False  # another trial ran on the same node meanwhile
     slots: tuple[str, ...] = ()  # leased for the latest attempt
     gpu_s: float = 0.0  # ranks x seconds, over all attempts

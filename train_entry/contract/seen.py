@@ -121,6 +121,7 @@ class RankExit:
     phase: Phase | None
     silent_s: float  # since the last progress
     seconds: float  # the process lived
+    oom_kills: int = 0  # processes the kernel killed for want of memory on this host meanwhile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,52 @@
+# `make install PYTHON=python3.12 CUDA=12.6`, `make sweep ARGS="model=llama_1b3"`, `make test PYTEST_ARGS="-k ledger"`
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+CUDA ?=
+
+BIN := .venv/bin
+INSTALL := $(PYTHON) train_entry/install.py $(if $(CUDA),--cuda "$(CUDA)")
+SOURCES := pyproject.toml constraints.txt
+FAST := not slow and not slurm and not browser and not gpu
+
+.DEFAULT_GOAL := help
+.PHONY: help install sweep test check lint fast format bench clean
+
+help:  ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+# install.py writes these stamps last, so an interrupted install is taken up again.
+.venv/.installed: $(SOURCES)
+	@$(INSTALL)
+
+.venv/.installed-dev: $(SOURCES)
+	@$(INSTALL) --dev
+
+install: .venv/.installed  ## Make .venv with what a sweep needs, torch for this machine, DeepSpeed's CPU operators
+
+sweep: .venv/.installed  ## Search for the best configuration: `python sweep.py -m $(ARGS)`
+	$(BIN)/python sweep.py -m $(ARGS)
+
+test: .venv/.installed-dev  ## Every test that this machine can run, and why others were skipped
+	$(BIN)/python -m pytest -ra --durations=15 $(PYTEST_ARGS)
+
+check: lint fast  ## What a commit must pass: format, lint, types, fast tests
+
+lint: .venv/.installed-dev  ## Format, lint and types only
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fast: .venv/.installed-dev  ## The tests that start no job, Slurm or browser and need no GPU
+	$(BIN)/python -m pytest -m "$(FAST)" $(PYTEST_ARGS)
+
+format: .venv/.installed-dev  ## Format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.installed-dev  ## Measure: tests/benchmarks, which `make test` leaves out
+	$(BIN)/python -m pytest tests/benchmarks -s $(PYTEST_ARGS)
+
+clean:  ## Delete .venv and caches; never studies
+	rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find analysis conf sweeps tests train_entry -name __pycache__ -prune -exec rm -rf {} +

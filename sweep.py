@@ -1,0 +1,251 @@
+"""shardsweep: which parallel configuration trains a model fastest, fits in memory and still trains well.
+
+    python sweep.py -m                               a study over the chosen space
+    python sweep.py strategy=zero2 micro_batch=4     that one configuration, as one trial
+
+The only entry point, and the only place where the parts are put together.
+Exit status: 0 a winner, 1 error, 2 bad configuration, 3 no feasible trial, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "sweeps" / "_hydra"))  # where Hydra finds the sweeper; see the plugin itself
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and we print one line instead of ten
+
+import hydra  # noqa: E402
+from hydra.core.config_loader import ConfigLoader  # noqa: E402
+from hydra.core.global_hydra import GlobalHydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+from analysis.load import load_study  # noqa: E402
+from analysis.ranking import best  # noqa: E402
+from analysis.table import show, write_csv  # noqa: E402
+from analysis.trial import show_trial  # noqa: E402
+from sweeps.cluster.devices import detect, find_gpus  # noqa: E402
+from sweeps.cluster.local import LocalCluster  # noqa: E402
+from sweeps.config.compose import (  # noqa: E402
+    CONFIG_ERRORS,
+    Composer,
+    describe,
+    register_resolvers,
+    register_schema,
+)
+from sweeps.config.grammar import Request, pinned_values, read_request  # noqa: E402
+from sweeps.config.schema import SweepConfig  # noqa: E402
+from sweeps.display import Display, make_display  # noqa: E402
+from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
+from sweeps.export import write_best  # noqa: E402
+from sweeps.identity import comparable, joined_record, study_record  # noqa: E402
+from sweeps.inputs import require_inputs  # noqa: E402
+from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
+from sweeps.limits import Limits, StopReason  # noqa: E402
+from sweeps.loop import StudyLoop  # noqa: E402
+from sweeps.machine import Machine  # noqa: E402
+from sweeps.models import model_shape  # noqa: E402
+from sweeps.observer import StudyObserver  # noqa: E402
+from sweeps.planner import Planner  # noqa: E402
+from sweeps.space import Point  # noqa: E402
+from sweeps.study import Searcher  # noqa: E402
+from sweeps.tracking import BackgroundTracker, MlflowTracker, NoTracker, Tracker  # noqa: E402
+from sweeps.tracking_view import artifact_root, default_uri, ui_command  # noqa: E402
+from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
+
+OK, ERROR, BAD_CONFIG, NO_FEASIBLE_TRIAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """All that one start of a study works with."""
+
+    config: SweepConfig
+    request: Request
+    machine: Machine
+    record: StudyRecord
+    directory: StudyDir
+    planner: Planner
+    single: Point | None  # the one point to measure, anew; None: search
+
+
+register_schema()
+register_resolvers(lambda: bool(find_gpus()))
+
+
+@hydra.main(config_path="conf", config_name="sweep", version_base="1.3")
+def run_single(_: DictConfig) -> None:
+    """One trial of the composed configuration."""
+    arguments = list(HydraConfig.get().overrides.task)
+    raise SystemExit(run(arguments, GlobalHydra.instance().config_loader(), single=True))
+
+
+def run_sweep(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """A study; the sweeper plugin calls this for `-m`."""
+    raise SystemExit(run(arguments, loader, single=False))
+
+
+def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
+    """Check everything, then search. Returns the exit status."""
+    session = prepare(arguments, loader, single)
+    display = make_display(sys.stdout)
+    tracker, uri = open_tracker(session)
+    with exclusive(session.directory):
+        open_study(session.directory, session.record, session.config.accept_versions)
+        ledger = Ledger(session.directory)
+        launched = ledger.launched
+        reason = search(session, ledger, display, tracker)
+        tracker.close()
+        return report(session, ledger, reason, uri, fresh=ledger.launched > launched)
+
+
+def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Session:
+    """Everything that can be wrong with a command line is found here, before anything is launched."""
+    request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
+    config = request.composer.compose()
+    require_inputs(config)
+    machine = detect(config.cluster)
+    model = model_shape(config.model)
+    flat = request.composer.flat()
+    record = study_record(config, flat, request.space, model, machine, arguments)
+    point: Point | None = None
+    if single:
+        record, point = single_trial(record, request, config)
+    planner = Planner(request.composer, model, machine, record.name)
+    planner.require_legal(request.space)
+    return Session(
+        config=config,
+        request=request,
+        machine=machine,
+        record=record,
+        directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
+        planner=planner,
+        single=point,
+    )
+
+
+def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> tuple[StudyRecord, Point]:
+    """A trial of one's own joins the study that is named, or else the model's collection of such trials."""
+    name = config.study or f"{asked.model.name}-single"
+    known = read_document(StudyDir(Path(config.studies_dir) / name).record, StudyRecord)
+    point = pinned_values(request.composer.fixed, request.composer)
+    if known is None:
+        return dataclasses.replace(asked, name=name, asked=comparable(asked.asked), overrides=()), point
+    flat = request.composer.flat()
+    columns = {key: flat[key] for key in known.dimensions if key in flat}
+    return joined_record(known, asked), columns | point
+
+
+def open_tracker(session: Session) -> tuple[Tracker, str | None]:
+    """The tracker and its URI. Raises TrackingError where it cannot be opened."""
+    if session.config.tracking.kind == "none":
+        return NoTracker(), None
+    studies = session.directory.path.parent
+    studies.mkdir(parents=True, exist_ok=True)
+    uri = session.config.tracking.uri or default_uri(studies)
+    tracker = MlflowTracker(uri, artifact_root(studies), session.record)
+    tracker.open()
+    return BackgroundTracker(tracker, session.directory.path), uri
+
+
+def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
+    """Run the loop to its end, or to Ctrl-C."""
+    config = session.config
+    parallel = config.cluster.parallel or config.cluster.nodes
+    limits = Limits(trials=config.limits.trials, hours=config.limits.hours, retries=config.limits.retries)
+    observer = StudyObserver(ledger, limits, display, tracker, parallel)
+    loop = StudyLoop(
+        study=session.record,
+        planner=session.planner,
+        searcher=Searcher(session.request.space, config.search, told=len(ledger.trials)),
+        cluster=LocalCluster(session.machine, parallel),
+        ledger=ledger,
+        limits=limits,
+        observer=observer,
+        cancel_on_interrupt=config.cluster.on_interrupt == "cancel",
+        check_best=0 if session.single is not None else config.check.best,
+        interrupted=Interrupt(display),
+    )
+    display.start(session.record)
+    try:
+        return loop.run(session.single)
+    finally:
+        display.stop()
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed. The first ends the study in order, the second at once."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._requested = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._request)
+
+    def __call__(self) -> bool:
+        return self._requested
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+        self._display.message(
+            "ending: running trials are cancelled or left, as cluster.on_interrupt says ..."
+        )
+
+
+def report(session: Session, ledger: Ledger, reason: StopReason, uri: str | None, fresh: bool) -> int:
+    """Print what came of it, leave table.csv and best/, and return the exit status."""
+    study = load_study(session.directory)
+    write_csv(study)
+    if session.single is not None:
+        last = study.rows[-1]
+        show_trial(ledger[last.number], last, sys.stdout)
+        won = last.state is State.MEASURED
+    else:
+        show(study, sys.stdout)
+        print(f"\nended: {reason}")
+        if not fresh:
+            print(f"nothing was launched; another name measures afresh: study={session.record.name}-2")
+        won = best(study.rows) is not None
+    if winner := best(study.rows):
+        folder = write_best(session.directory, ledger[winner.number])
+        print(f"files of the best: {folder}")
+    print(f"files of the study: {session.directory.path}")
+    if uri is not None:
+        print(f"in a browser:       {ui_command(uri)}")
+    if reason is StopReason.INTERRUPTED:
+        print("the same command resumes this study")
+        return INTERRUPTED
+    return OK if won else NO_FEASIBLE_TRIAL
+
+
+def main() -> int:
+    """Run, and turn every error that is the user's into lines of text and an exit status."""
+    try:
+        run_single()
+    except (ConfigError, TrackingError) as error:
+        print(error, file=sys.stderr)
+        return BAD_CONFIG
+    except CONFIG_ERRORS as error:
+        print(describe(error), file=sys.stderr)
+        return BAD_CONFIG
+    except SweepError as error:
+        print(error, file=sys.stderr)
+        return ERROR
+    except KeyboardInterrupt:
+        print("interrupted; running trials go on, the same command collects them", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

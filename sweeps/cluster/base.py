@@ -1,0 +1,50 @@
+"""What the loop asks of a cluster: submit, poll, cancel, re-attach. Nothing more, so that others fit in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from sweeps.machine import Machine
+from train_entry.contract import AttemptDir, TrialSpec
+
+
+class JobState(StrEnum):
+    STARTING = "starting"  # submitted; none of its processes has reported yet
+    RUNNING = "running"
+    ENDED = "ended"  # every rank's supervisor has written how its rank ended
+    LOST = "lost"  # gone without a word
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobHandle:
+    """An attempt that was submitted. Everything else about it is in its directory."""
+
+    attempt: AttemptDir
+    ranks: int
+    slots: tuple[str, ...]
+    submitted_at: float
+
+
+class Cluster(Protocol):
+    @property
+    def machine(self) -> Machine: ...
+
+    def free_ranks(self) -> int:
+        """How many ranks a trial launched now could have; 0 while enough trials are running."""
+
+    def reserve(self, ranks: int) -> tuple[str, ...] | None:
+        """Lease slots for a trial of so many ranks; None while there are not enough free ones."""
+
+    def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
+        """Launch what the attempt directory holds. Returns at once."""
+
+    def attach(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...]) -> JobHandle:
+        """The handle of an attempt that an earlier orchestrator launched, whatever became of it."""
+
+    def poll(self, handle: JobHandle) -> JobState:
+        """Where the job stands. Cheap: called several times a second."""
+
+    def cancel(self, handle: JobHandle) -> None:
+        """End every process of the job, grandchildren included; returns when they are gone."""

@@ -1,0 +1,78 @@
+"""Which GPUs this host has, and which of them are ours to use. The only module that imports pynvml."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sweeps.config.schema import ClusterConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Gpu, Machine
+
+
+def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, all of them where it is unset; none without a driver."""
+    return visible(_nvml_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+    """What CUDA would show of these: indices or UUID prefixes, in that order, up to the first unknown one."""
+    if setting is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for name in (part.strip() for part in setting.split(",")):
+        matching = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        if name.isdigit() and int(name) < len(gpus):
+            matching = [gpus[int(name)]]
+        if len(matching) != 1:
+            break
+        chosen += matching
+    return tuple(chosen)
+
+
+def detect(cluster: ClusterConfig) -> Machine:
+    """This host as the configuration wants it used. Raises ConfigError where it cannot be."""
+    cores = len(os.sched_getaffinity(0))
+    gpus = () if cluster.device == "cpu" else find_gpus()
+    if not gpus:
+        if cluster.device == "cuda":
+            raise ConfigError(
+                "cluster.device=cuda: no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES"
+            )
+        return Machine(
+            device="cpu", nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or cores, cores=cores
+        )
+    alike = max(Counter(gpu.name for gpu in gpus).values())  # a trial never mixes card models
+    if cluster.gpus_per_node and cluster.gpus_per_node > alike:
+        raise ConfigError(
+            f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
+        )
+    return Machine(
+        device="cuda",
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.gpus_per_node or alike,
+        gpus=gpus,
+        cores=cores,
+    )
+
+
+def _nvml_gpus() -> list[Gpu]:
+    import pynvml  # only here, so that a machine without it can still run on CPU
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            Gpu(
+                uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                name=str(pynvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            )
+            for handle in handles
+        ]
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,161 @@
+"""This machine, through submitit: one task a rank, slots leased, jobs that survive their orchestrator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from submitit.local.local import LocalExecutor, LocalJob
+
+from sweeps.cluster.base import JobHandle, JobState
+from sweeps.cluster.leases import LeasePool, Slot, default_directory
+from sweeps.cluster.processes import end_session, is_alive, start_ticks
+from sweeps.cluster.supervisor import ROOT, supervise
+from sweeps.machine import Machine
+from train_entry.contract import AttemptDir, JobRecord, TrialSpec, read_document
+
+START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a busy machine takes seconds
+ENDING_PATIENCE_S = 10.0  # for a job whose ranks have ended to reap them
+CANCEL_PATIENCE_S = 3.0  # for supervisors to write how their ranks ended
+SUBMITIT_MARGIN_S = 600.0  # our own limits end a job first
+# Left over from a launcher above us, they would place our ranks in its job.
+FOREIGN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class LocalCluster:
+    """Runs trials on this host, at most `parallel` at once: neighbours disturb each other's timing."""
+
+    def __init__(self, machine: Machine, parallel: int, state_dir: Path | None = None) -> None:
+        self.machine = machine
+        self._parallel = parallel
+        self._leases = LeasePool(_slots(machine), state_dir or default_directory())
+        self._active: dict[Path, JobHandle] = {}
+        self._controllers: dict[Path, subprocess.Popen[bytes]] = {}
+
+    def free_ranks(self) -> int:
+        return 0 if len(self._active) >= self._parallel else self._leases.free()
+
+    def reserve(self, ranks: int) -> tuple[str, ...] | None:
+        if len(self._active) >= self._parallel:
+            return None
+        return self._leases.acquire(ranks, os.getpid())
+
+    def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
+        executor = _DetachedExecutor(attempt.submitit, _job_environment(self.machine, slots))
+        executor.update_parameters(
+            tasks_per_node=spec.plan.ranks,
+            timeout_min=(spec.limits.attempt_s + SUBMITIT_MARGIN_S) / 60,
+        )
+        executor.submit(supervise, str(attempt.path.resolve()))
+        controller = executor.controller
+        self._leases.hand_over(slots, controller.pid)
+        handle = JobHandle(attempt=attempt, ranks=spec.plan.ranks, slots=slots, submitted_at=time.monotonic())
+        self._active[attempt.path] = handle
+        self._controllers[attempt.path] = controller
+        return handle
+
+    def attach(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...]) -> JobHandle:
+        handle = JobHandle(attempt=attempt, ranks=ranks, slots=slots, submitted_at=time.monotonic())
+        self._active[attempt.path] = handle
+        return handle
+
+    def poll(self, handle: JobHandle) -> JobState:
+        state = self._state(handle)
+        if state in (JobState.ENDED, JobState.LOST):
+            self._finish(handle, ENDING_PATIENCE_S if state is JobState.ENDED else 0)
+        return state
+
+    def cancel(self, handle: JobHandle) -> None:
+        self._finish(handle, 0)
+
+    def _state(self, handle: JobHandle) -> JobState:
+        alive = self._is_alive(handle)  # asked first: what a job writes, it writes before it ends
+        if all(handle.attempt.exit(rank).exists() for rank in range(handle.ranks)):
+            return JobState.ENDED
+        if alive is None:
+            waited_s = time.monotonic() - handle.submitted_at
+            return JobState.STARTING if waited_s < START_GRACE_S else JobState.LOST
+        return JobState.RUNNING if alive else JobState.LOST
+
+    def _is_alive(self, handle: JobHandle) -> bool | None:
+        """None: launched by another orchestrator, and it has not said yet who it is."""
+        if controller := self._controllers.get(handle.attempt.path):
+            return controller.poll() is None
+        record = read_document(handle.attempt.job, JobRecord)
+        return None if record is None else is_alive(record.leader_pid, record.leader_start_ticks)
+
+    def _finish(self, handle: JobHandle, patience_s: float) -> None:
+        """Let the job's processes end, end those that do not, and give its slots back."""
+        if handle.attempt.path not in self._active:
+            return
+        leader: int | None = None
+        if controller := self._controllers.pop(handle.attempt.path, None):
+            leader = controller.pid
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                controller.wait(timeout=patience_s)
+            end_session(controller.pid, CANCEL_PATIENCE_S)
+            controller.wait()
+        elif (record := read_document(handle.attempt.job, JobRecord)) is not None:
+            leader = record.leader_pid
+            if start_ticks(leader) in (None, record.leader_start_ticks):  # not a reused pid
+                end_session(leader, CANCEL_PATIENCE_S)
+        del self._active[handle.attempt.path]
+        self._leases.release(handle.slots, owners=(os.getpid(), leader))
+
+
+def _slots(machine: Machine) -> list[Slot]:
+    if machine.device == "cuda":
+        return [Slot(name=gpu.uuid, kind=gpu.name) for gpu in machine.gpus]
+    return [Slot(name=f"core-{index}", kind="CPU") for index in range(machine.ranks_per_node)]
+
+
+def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
+    return environment | {
+        "PYTHONPATH": str(ROOT),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(slots) if machine.device == "cuda" else "",
+    }
+
+
+class _DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
+    """submitit's local executor, its controller in a session of its own.
+
+    So Ctrl-C and hang-ups of our terminal do not reach running trials, and the whole job can be named by its
+    session. GPUs are named by UUID, which submitit's own parameters cannot do. -P keeps a directory called
+    `sweeps` in the user's working directory from being imported instead of ours.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        super().__init__(folder, python=f"{sys.executable} -P")
+        self._environment = environment
+        self.controller: subprocess.Popen[bytes]
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        tasks = self.parameters["tasks_per_node"]
+        environment = self._environment | {
+            "SUBMITIT_LOCAL_NTASKS": str(tasks),
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * self.parameters["timeout_min"])),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+        }
+        with (self.folder / "controller.log").open("ab") as log:
+            self.controller = subprocess.Popen(
+                [sys.executable, "-P", "-m", "submitit.local._local", str(self.folder)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return LocalJob(folder=self.folder, job_id=str(self.controller.pid), tasks=list(range(tasks)))

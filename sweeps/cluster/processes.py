@@ -1,0 +1,85 @@
+"""Processes of this host: alive or not, and how to end a whole job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where it is gone or a zombie.
+
+    With the pid it names a process for good: pids are reused, pairs are not.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the command's name may hold spaces
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    return start_ticks(pid) == ticks
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, however that ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        raise SystemExit("the parent is gone")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none escapes `end_descendants`."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants() -> None:
+    """Kill all processes below this one."""
+    _kill(psutil.Process().children(recursive=True))
+
+
+def end_session(leader: int, patience_s: float) -> None:
+    """End a session and all its descendants: SIGINT to the leader, then SIGKILL to what is left."""
+    members = _session(leader)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(leader, signal.SIGINT)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline and any(process.is_running() for process in members):
+        psutil.wait_procs(members, timeout=0.1)
+        members = [process for process in members if _runs(process)]
+    _kill(_session(leader) + members)
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """Members of the session, and descendants of the leader that left it."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader:
+                found[process.pid] = process
+                found |= {child.pid: child for child in process.children(recursive=True)}
+    return [process for process in found.values() if process.pid != os.getpid()]
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=3)

@@ -1,0 +1,182 @@
+"""What became of an attempt, from what its ranks and their supervisors wrote, never from job states alone.
+
+Several ranks usually fail together: one by itself, the others because it was gone. The root cause is a
+failure of a rank's own, before any "a peer was lost"; clocks of different hosts decide nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from train_entry.contract import (
+    AttemptDir,
+    ContractError,
+    ExitReason,
+    Failure,
+    FailureKind,
+    Measurement,
+    ModelShape,
+    Outcome,
+    Plan,
+    RankExit,
+    RankMeasurement,
+    RankOutcome,
+    StepMetrics,
+    TrialSpec,
+    load,
+    read_document,
+    read_lines,
+)
+
+LOG_TAIL_LINES = 40
+LOSS_STEPS = 5  # averaged: a single batch's loss is noisy
+
+# Which failure explains the others: lower explains higher.
+_CAUSES = {
+    FailureKind.COMMS: 2,
+    FailureKind.HUNG: 3,
+    FailureKind.TIMED_OUT: 3,
+    FailureKind.PEER_LOST: 4,
+    FailureKind.CANCELLED: 5,
+}
+_BY_REASON = {
+    ExitReason.HUNG: FailureKind.HUNG,
+    ExitReason.TIMED_OUT: FailureKind.TIMED_OUT,
+    ExitReason.PEER_LOST: FailureKind.PEER_LOST,
+    ExitReason.CANCELLED: FailureKind.CANCELLED,
+}
+
+
+def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
+    """The outcome of an attempt whose job has ended."""
+    ranks = range(spec.plan.ranks)
+    outcomes = [_rank_outcome(attempt, rank) for rank in ranks]
+    measured = [outcome for outcome in outcomes if isinstance(outcome, RankMeasurement)]
+    if len(measured) == len(outcomes):
+        return measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
+    failures = [_failure(attempt, rank, outcomes[rank]) for rank in ranks]
+    found = [failure for failure in failures if failure is not None]
+    return min(found, key=lambda failure: _CAUSES.get(failure.kind, 0))
+
+
+def measurement(
+    plan: Plan, model: ModelShape, ranks: Sequence[RankMeasurement], steps: Sequence[StepMetrics]
+) -> Measurement:
+    """Over all ranks: rank 0's step times, since each step ends with all; the fullest rank's memory."""
+    first = min(ranks, key=lambda rank: rank.rank)
+    step_s = statistics.median(first.step_s)
+    lower, _, upper = statistics.quantiles(first.step_s, n=4) if len(first.step_s) > 1 else (step_s,) * 3
+    tokens_per_s = plan.tokens_per_step / step_s
+    return Measurement(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=tokens_per_s / plan.ranks,
+        samples_per_s=plan.global_batch / step_s,
+        step_s=step_s,
+        step_s_iqr=upper - lower,
+        steps=len(first.step_s),
+        peak_bytes=max(rank.peak.allocated_bytes for rank in ranks),
+        reserved_bytes=max(rank.peak.reserved_bytes for rank in ranks),
+        memory_kind=first.memory_kind,
+        mfu=_mfu(plan, model, first, tokens_per_s),
+        loss=statistics.fmean(step.loss for step in steps[-LOSS_STEPS:]) if steps else float("nan"),
+        tokens=steps[-1].tokens if steps else 0,
+        startup_s=max(rank.startup_s for rank in ranks),
+        ranks=tuple(ranks),
+    )
+
+
+def attempt_gpu_seconds(attempt: AttemptDir, ranks: int) -> float:
+    """Ranks times the seconds they held their slots."""
+    ends = [_read_exit(attempt, rank) for rank in range(ranks)]
+    return ranks * max((ended.seconds for ended in ends if ended is not None), default=0.0)
+
+
+def flops_per_token(model: ModelShape, seq_len: int) -> float:
+    """Forward and backward, without recomputation: 6 P + 12 L h s.
+
+    PaLM (Chowdhery et al. 2022), appendix B. P counts all parameters, embeddings included; attention is
+    counted in full, not halved for causality.
+    """
+    return 6.0 * model.parameters + 12.0 * model.layers * model.hidden * seq_len
+
+
+def _mfu(plan: Plan, model: ModelShape, rank: RankMeasurement, tokens_per_s: float) -> float | None:
+    if rank.peak_flops_per_s is None:
+        return None
+    return tokens_per_s * flops_per_token(model, plan.seq_len) / (plan.ranks * rank.peak_flops_per_s)
+
+
+def _rank_outcome(attempt: AttemptDir, rank: int) -> RankOutcome | None:
+    try:
+        text = attempt.outcome(rank).read_text(encoding="utf-8")
+        outcome: RankOutcome = load(_RANK_OUTCOME, text)
+        return outcome
+    except (FileNotFoundError, ContractError):
+        return None
+
+
+_RANK_OUTCOME: Any = RankOutcome  # a union, which `type[T]` does not admit
+
+
+def _failure(attempt: AttemptDir, rank: int, outcome: RankOutcome | None) -> Failure | None:
+    """How a rank failed; None for one that did not."""
+    if isinstance(outcome, RankMeasurement):
+        return None
+    if isinstance(outcome, Failure):
+        return outcome
+    ended = _read_exit(attempt, rank)
+    if ended is None:
+        return Failure(
+            kind=FailureKind.NODE_LOST,
+            message=f"rank {rank} and its supervisor disappeared",
+            rank=rank,
+            evidence=_log_tail(attempt, rank),
+        )
+    return _from_exit(attempt, ended)
+
+
+def _read_exit(attempt: AttemptDir, rank: int) -> RankExit | None:
+    try:
+        return read_document(attempt.exit(rank), RankExit)
+    except ContractError:
+        return None
+
+
+def _from_exit(attempt: AttemptDir, ended: RankExit) -> Failure:
+    """A rank that left no outcome, by how its process ended."""
+    kind, message = _explain(ended)
+    stacks = attempt.stacks(ended.rank)
+    evidence = stacks.read_text(errors="replace") if stacks.exists() else ""
+    return Failure(
+        kind=kind,
+        message=f"rank {ended.rank} {message}",
+        rank=ended.rank,
+        phase=ended.phase,
+        evidence=evidence or _log_tail(attempt, ended.rank),
+    )
+
+
+def _explain(ended: RankExit) -> tuple[FailureKind, str]:
+    where = f" in phase {ended.phase}" if ended.phase else " before its first heartbeat"
+    if ended.reason is ExitReason.HUNG:
+        return FailureKind.HUNG, f"made no progress for {ended.silent_s:.0f} s{where}"
+    if ended.reason is ExitReason.TIMED_OUT:
+        return FailureKind.TIMED_OUT, f"was still at work after {ended.seconds:.0f} s{where}"
+    if ended.reason is not ExitReason.EXITED:
+        return _BY_REASON[ended.reason], f"was ended ({ended.reason}){where}"
+    if ended.returncode >= 0:
+        return FailureKind.CRASHED, f"ended with status {ended.returncode} and without an outcome{where}"
+    name = signal.Signals(-ended.returncode).name
+    if -ended.returncode == signal.SIGKILL and ended.oom_kills > 0:
+        return FailureKind.HOST_OOM, f"was killed by the kernel for want of memory{where}"
+    return FailureKind.CRASHED, f"was killed by {name}{where}"
+
+
+def _log_tail(attempt: AttemptDir, rank: int) -> str:
+    log = attempt.log(rank)
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -1,0 +1,99 @@
+"""Which study a command line means: its name, and what must stay the same for its trials to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from sweeps.config.schema import SweepConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Machine
+from sweeps.space import SearchSpace
+from train_entry.contract import ModelShape, Scalar, StudyRecord
+
+# How a study is run, not what it compares: may change from one start to the next.
+FREE_KEYS = (
+    "study",
+    "studies_dir",
+    "accept_versions",
+    "objective",  # recorded on its own
+    "limits",
+    "tracking",
+    "search",
+    "check",
+    "space",  # recorded as dimensions
+    "cluster.parallel",
+    "cluster.on_interrupt",
+)
+COMPARABLE_KEYS = ("model", "data", "measure")  # what a trial of one's own shares with the study it joins
+TIMED_PACKAGES = ("torch", "deepspeed", "transformers")
+
+
+def study_record(
+    config: SweepConfig,
+    flat: Mapping[str, Scalar],
+    space: SearchSpace,
+    model: ModelShape,
+    machine: Machine,
+    overrides: Sequence[str],
+) -> StudyRecord:
+    """What a sweep asks. Without `study=` the name is derived, so that the same command resumes."""
+    varied = {dimension.key for dimension in space.dimensions}
+    asked = {key: value for key, value in flat.items() if key not in varied and not under(key, FREE_KEYS)}
+    dimensions = {dimension.key: dimension.text for dimension in space.dimensions}
+    limits = {key: value for key, value in flat.items() if under(key, ("limits",))}
+    text = json.dumps([asked, dimensions], sort_keys=True)
+    derived = f"{model.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return StudyRecord(
+        name=config.study or derived,
+        created_at=time.time(),
+        objective=objective(config, "ranks" in varied),
+        asked=asked,
+        dimensions=dimensions,
+        limits=limits,
+        versions=versions(machine),
+        model=model,
+        overrides=tuple(overrides),
+    )
+
+
+def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
+    """What a single trial asks of the study it joins: the same model, data and measure; knobs are its own."""
+    shared = {
+        key: asked.asked.get(key) if under(key, COMPARABLE_KEYS) else value
+        for key, value in known.asked.items()
+    }
+    return dataclasses.replace(known, asked=shared, versions=asked.versions)
+
+
+def comparable(asked: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The part that even trials of one's own, gathered in one table, must share."""
+    return {key: value for key, value in asked.items() if under(key, COMPARABLE_KEYS)}
+
+
+def objective(config: SweepConfig, ranks_vary: bool) -> str:
+    """The measurement to maximize. Raises ConfigError where only the user can say which."""
+    if config.objective != "auto":
+        return config.objective
+    if ranks_vary:
+        raise ConfigError(
+            "ranks varies: say whether total or per-GPU throughput counts; "
+            "objective may be tokens_per_s or tokens_per_s_per_gpu"
+        )
+    return "tokens_per_s_per_gpu"
+
+
+def versions(machine: Machine) -> dict[str, str]:
+    """What changes a timing though no knob does. Read from metadata: importing torch takes seconds."""
+    return {name: importlib.metadata.version(name) for name in TIMED_PACKAGES} | {
+        "device": machine.device_name
+    }
+
+
+def under(key: str, names: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -1,0 +1,168 @@
+"""The record of a study: every trial, written before anyone else hears of it. Files are the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sweeps.errors import ConfigError, StudyBusyError
+from train_entry.contract import (
+    AttemptDir,
+    ContractError,
+    Measurement,
+    Outcome,
+    Scalar,
+    State,
+    StudyDir,
+    StudyRecord,
+    Trial,
+    TrialSpec,
+    dump,
+    read_document,
+    write_atomic,
+)
+
+
+class Ledger:
+    """The trials of one study. Numbers count from 1 and are never given twice."""
+
+    def __init__(self, directory: StudyDir) -> None:
+        self.directory = directory
+        self._trials: dict[int, Trial] = {}
+        for trial_dir in directory.trials():
+            trial = _read_trial(trial_dir.record)
+            self._trials[trial.number] = trial
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [self._trials[number] for number in sorted(self._trials)]
+
+    @property
+    def launched(self) -> int:
+        """How many trials cost a launch."""
+        return sum(trial.attempts > 0 for trial in self._trials.values())
+
+    def __getitem__(self, number: int) -> Trial:
+        return self._trials[number]
+
+    def next_number(self) -> int:
+        return max(self._trials, default=0) + 1
+
+    def put(self, trial: Trial) -> Trial:
+        """Record a trial as it now is."""
+        write_atomic(self.directory.trial(trial.number).record, dump(trial))
+        self._trials[trial.number] = trial
+        return trial
+
+    def change(self, number: int, **changes: object) -> Trial:
+        return self.put(dataclasses.replace(self._trials[number], **changes))  # type: ignore[arg-type]
+
+    def open_attempt(self, spec: TrialSpec, ds_config: str | None) -> AttemptDir:
+        """A directory for one launch, holding all that the job is told. Fails where it exists already."""
+        attempt = self.directory.trial(spec.trial).attempt(spec.attempt)
+        attempt.path.mkdir(parents=True)
+        write_atomic(attempt.spec, dump(spec))
+        if ds_config is not None:
+            write_atomic(attempt.ds_config, ds_config)
+        return attempt
+
+    def attempt(self, number: int) -> AttemptDir:
+        """The latest attempt of a trial."""
+        return self.directory.trial(number).attempt(self._trials[number].attempts)
+
+    def twin(self, fingerprint: str) -> Trial | None:
+        """An earlier trial that runs, or ran to an end that says something, the very same job."""
+        for trial in self.trials:
+            if trial.fingerprint == fingerprint and trial.state in (
+                State.RUNNING,
+                State.MEASURED,
+                State.INFEASIBLE,
+            ):
+                return trial
+        return None
+
+    def outcome(self, trial: Trial) -> Outcome | None:
+        """What is known of a trial, for a reused one from where it was measured."""
+        source = self._trials[trial.reused_from] if trial.reused_from is not None else trial
+        return source.outcome
+
+    def measurements(self) -> list[tuple[Trial, Measurement]]:
+        return [
+            (trial, trial.outcome)
+            for trial in self.trials
+            if trial.state is State.MEASURED and isinstance(trial.outcome, Measurement)
+        ]
+
+
+def _read_trial(path: Path) -> Trial:
+    try:
+        trial = read_document(path, Trial)
+    except ContractError as error:
+        raise ConfigError(f"{error}; mend or remove this file, the study cannot go on without it") from error
+    assert trial is not None, "trials() lists directories that have a record"
+    return trial
+
+
+def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -> StudyRecord:
+    """Begin a study, or go on with the one of that name.
+
+    Limits may be raised on resume; what makes trials comparable may not change. Raises ConfigError naming
+    each difference.
+    """
+    try:
+        known = read_document(directory.record, StudyRecord)
+    except ContractError as error:
+        raise ConfigError(str(error)) from error
+    if known is None:
+        write_atomic(directory.record, dump(asked))
+        return asked
+    if problems := list(differences(known, asked, accept_versions)):
+        raise ConfigError(problems)
+    record = dataclasses.replace(known, limits=asked.limits)
+    if accept_versions:
+        record = dataclasses.replace(record, versions=asked.versions)
+    write_atomic(directory.record, dump(record))
+    return record
+
+
+def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -> Iterator[str]:
+    """Why a study cannot go on as asked, a line each."""
+    pairs: list[tuple[str, Scalar, Scalar]] = [("objective", known.objective, asked.objective)]
+    pairs += [(key, known.asked.get(key), asked.asked.get(key)) for key in {**known.asked, **asked.asked}]
+    pairs += [
+        (f"the range of {key}", known.dimensions.get(key), asked.dimensions.get(key))
+        for key in {**known.dimensions, **asked.dimensions}
+    ]
+    for name, before, now in pairs:
+        if before != now:
+            yield f"study {known.name}: {name} was {before}, now {now}; choose another study=NAME"
+    if accept_versions:
+        return
+    for name in {**known.versions, **asked.versions}:
+        before, now = known.versions.get(name, "absent"), asked.versions.get(name, "absent")
+        if before != now:
+            yield (
+                f"study {known.name}: {name} was {before}, now {now}, which changes timings; "
+                "accept_versions=true goes on all the same"
+            )
+
+
+@contextmanager
+def exclusive(directory: StudyDir) -> Iterator[None]:
+    """Hold a study: one orchestrator at a time. The lock ends with the process, however it ends."""
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with directory.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            raise StudyBusyError(f"study {directory.path.name} is being run by {holder}") from error
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {os.uname().nodename}\n")
+        lock.flush()
+        yield

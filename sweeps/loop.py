@@ -1,0 +1,301 @@
+"""The loop: ask, plan, submit, collect, tell. Each finished job frees its slot at once; there is no batch.
+
+Order of writes: the job's outcome files, the ledger, the sampler, the tracker. Whatever ends this process,
+the next start goes on from the ledger and the attempt directories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sweeps.cluster.base import Cluster, JobHandle, JobState
+from sweeps.collect import attempt_gpu_seconds, collect
+from sweeps.ds_config import ds_config_text
+from sweeps.ledger import Ledger
+from sweeps.limits import Limits, StopReason, active_seconds
+from sweeps.plan import Rejection
+from sweeps.planner import Planned, Planner
+from sweeps.space import Point
+from sweeps.study import Proposal, Searcher
+from sweeps.verdicts import VERDICTS, Lesson, Verdict, lesson, state_of
+from train_entry.contract import (
+    AttemptKind,
+    Failure,
+    FailureKind,
+    Measurement,
+    Origin,
+    Outcome,
+    State,
+    StudyRecord,
+    Trial,
+    TrialSpec,
+    read_document,
+)
+
+POLL_S = 0.2
+MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing
+
+
+class Observer(Protocol):
+    """Hears of every change of a trial after it is on record; may be slow, may not raise."""
+
+    def changed(self, trial: Trial) -> None: ...
+
+    def tick(self, running: dict[int, JobHandle]) -> None:
+        """Called at every turn of the loop."""
+
+    def message(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(kw_only=True)
+class StudyLoop:
+    """One start of a study. `run` returns why it ended."""
+
+    study: StudyRecord
+    planner: Planner
+    searcher: Searcher
+    cluster: Cluster
+    ledger: Ledger
+    limits: Limits
+    observer: Observer
+    cancel_on_interrupt: bool = True
+    check_best: int = 0
+    interrupted: Callable[[], bool] = lambda: False
+    clock: Clock = field(default_factory=Clock)
+    _running: dict[int, JobHandle] = field(default_factory=dict)
+    _proposals: dict[int, Proposal] = field(default_factory=dict)  # of open trials
+    _unproductive: int = 0
+    _waiting_told: bool = False
+
+    # ------------------------------------------------------------------ the turns
+
+    def run(self, point: Point | None = None) -> StopReason:
+        """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
+        self._recover()
+        if point is not None:
+            self._open(Proposal(point=point, number=-1), self.planner.plan(point), Origin.USER)
+        while True:
+            self._collect_ended()
+            if self.interrupted():
+                return self._interrupt()
+            self._launch_queued()
+            reason = StopReason.EXHAUSTED if point is not None else self._limit_reached() or self._propose()
+            if reason and not self._running and not self._queued() and not self._start_checks():
+                return reason
+            self.observer.tick(dict(self._running))
+            self.clock.sleep(POLL_S)
+
+    def _recover(self) -> None:
+        """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""
+        for trial in self.ledger.trials:
+            if trial.state in (State.QUEUED, State.RUNNING, State.CANCELLED):
+                self._resume(trial)
+            elif trial.origin is not Origin.USER:  # a user's own trial need not lie in the space
+                self._remember(trial)
+        for trial in self.ledger.trials:
+            if trial.check_attempt is not None and trial.check is None:
+                self._attach(trial)
+
+    def _remember(self, trial: Trial) -> None:
+        if known := self._lesson(trial):
+            self.searcher.remember(known)
+        else:
+            self.searcher.skip(trial.values)
+
+    def _resume(self, trial: Trial) -> None:
+        if trial.origin is not Origin.USER:
+            self._proposals[trial.number] = self.searcher.resume(trial.values)
+        if trial.state is State.RUNNING and self.ledger.attempt(trial.number).spec.exists():
+            self._attach(trial)
+        else:
+            now = self.clock.now()  # the time it lay between two starts is not the study's
+            self._record(trial.number, state=State.QUEUED, created_at=now, closed_at=None)
+
+    def _attach(self, trial: Trial) -> None:
+        attempt = self.ledger.attempt(trial.number)
+        ranks = trial.plan.ranks if trial.plan else 1
+        self._running[trial.number] = self.cluster.attach(attempt, ranks, trial.slots)
+
+    def _limit_reached(self) -> StopReason | None:
+        new = sum(trial.attempts == 0 for trial in self._launchable())
+        active_s = active_seconds(self.ledger.trials, self.clock.now())
+        return self.limits.reached(self.ledger.launched + new, active_s)
+
+    def _interrupt(self) -> StopReason:
+        for number, handle in list(self._running.items()):
+            if self.cancel_on_interrupt:
+                self.cluster.cancel(handle)
+                self._finish(number, handle)
+        for trial in self._queued():
+            self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
+        return StopReason.INTERRUPTED
+
+    # ------------------------------------------------------------------ ask, plan
+
+    def _propose(self) -> StopReason | None:
+        """Ask while a slot is free; what needs no launch costs none."""
+        while self.cluster.free_ranks() > 0 and not self._launchable():
+            proposal = self.searcher.ask()
+            if proposal is None:
+                return StopReason.EXHAUSTED
+            self._open(proposal, self.planner.plan(proposal.point), Origin.SAMPLER)
+            self._unproductive += 1
+            if self._unproductive > MAX_UNPRODUCTIVE:
+                return StopReason.UNPRODUCTIVE
+            self._launch_queued()
+            if reason := self._limit_reached():
+                return reason
+        return None
+
+    def _open(self, proposal: Proposal, planned: Planned, origin: Origin) -> None:
+        number = self.ledger.next_number()
+        trial = Trial(
+            number=number,
+            state=State.QUEUED,
+            origin=origin,
+            overrides=planned.overrides,
+            values=proposal.point,
+            created_at=self.clock.now(),
+            fingerprint=planned.fingerprint,
+        )
+        if origin is not Origin.USER:
+            self._proposals[number] = proposal
+        if isinstance(planned.plan, Rejection):
+            rejected = dataclasses.replace(trial, state=State.REJECTED, reasons=planned.plan.reasons)
+            self.ledger.put(rejected)
+            self._close(number, state=State.REJECTED)
+            return
+        twin = self.ledger.twin(planned.fingerprint or "") if origin is not Origin.USER else None
+        self.ledger.put(
+            dataclasses.replace(trial, plan=planned.plan, reused_from=twin.number if twin else None)
+        )
+        self.observer.changed(self.ledger[number])
+
+    # ------------------------------------------------------------------ submit
+
+    def _queued(self) -> list[Trial]:
+        return [trial for trial in self.ledger.trials if trial.state is State.QUEUED]
+
+    def _launchable(self) -> list[Trial]:
+        """Queued trials that do not wait for a twin."""
+        return [trial for trial in self._queued() if trial.reused_from is None]
+
+    def _launch_queued(self) -> None:
+        for trial in self._queued():
+            if trial.reused_from is not None:
+                self._settle_twin(trial)
+        for trial in self._launchable():
+            slots = self.cluster.reserve(trial.plan.ranks if trial.plan else 1)
+            if slots is None:
+                self._say_waiting(trial)
+                return
+            self._launch(trial, slots)
+
+    def _settle_twin(self, trial: Trial) -> None:
+        """Share the twin's result once it has one; launch the trial itself where it came to none."""
+        twin = self.ledger[trial.reused_from or 0]
+        if twin.state in (State.MEASURED, State.INFEASIBLE):
+            self._close(trial.number, state=State.REUSED)
+        elif twin.state not in (State.RUNNING, State.QUEUED):
+            self._record(trial.number, reused_from=None)
+
+    def _say_waiting(self, trial: Trial) -> None:
+        if not self._running and not self._waiting_told and trial.plan:
+            self.observer.message(f"waiting for {trial.plan.ranks} free slots; another study holds them")
+            self._waiting_told = True
+
+    def _launch(self, trial: Trial, slots: tuple[str, ...]) -> None:
+        kind = AttemptKind.FIRST if trial.attempts == 0 else AttemptKind.RETRY
+        for other in self._running:
+            self._record(other, shared=True)
+        trial = self._record(
+            trial.number,
+            state=State.RUNNING,
+            attempts=trial.attempts + 1,
+            slots=slots,
+            shared=bool(self._running),
+        )
+        self._submit(trial, kind, slots)
+        self._unproductive, self._waiting_told = 0, False
+
+    def _submit(self, trial: Trial, kind: AttemptKind, slots: tuple[str, ...]) -> None:
+        spec = self.planner.spec(trial, trial.attempts, kind)
+        attempt = self.ledger.open_attempt(spec, ds_config_text(spec.plan))
+        self._running[trial.number] = self.cluster.submit(attempt, spec, slots)
+
+    def _start_checks(self) -> bool:
+        """Train the best trials longer, one after another; False when none is left to check."""
+        ranked = sorted(self.ledger.measurements(), key=lambda found: -self._value(found[1]))
+        for trial, _ in ranked[: self.check_best]:
+            if trial.check is None and trial.plan is not None:
+                slots = self.cluster.reserve(trial.plan.ranks)
+                if slots is None:
+                    return True
+                attempts = trial.attempts + 1
+                checked = self._record(trial.number, attempts=attempts, check_attempt=attempts, slots=slots)
+                self._submit(checked, AttemptKind.CHECK, slots)
+                return True
+        return False
+
+    # ------------------------------------------------------------------ collect, tell
+
+    def _collect_ended(self) -> None:
+        for number, handle in list(self._running.items()):
+            if self.cluster.poll(handle) in (JobState.ENDED, JobState.LOST):
+                self._finish(number, handle)
+
+    def _finish(self, number: int, handle: JobHandle) -> None:
+        del self._running[number]
+        spec = read_document(handle.attempt.spec, TrialSpec)
+        if spec is None:
+            raise FileNotFoundError(handle.attempt.spec)
+        outcome = collect(handle.attempt, spec)
+        gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
+        if spec.kind is AttemptKind.CHECK:
+            self._finish_check(number, outcome, gpu_s)
+        elif self._is_retried(number, outcome):
+            self._record(number, state=State.QUEUED, gpu_s=gpu_s)
+        else:
+            self._close(
+                number, state=state_of(outcome), outcome=outcome, gpu_s=gpu_s, measured_attempt=spec.attempt
+            )
+
+    def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
+        if isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED:
+            self._record(number, check_attempt=None, gpu_s=gpu_s)
+            return
+        self._record(number, check=outcome, gpu_s=gpu_s)
+
+    def _is_retried(self, number: int, outcome: Outcome) -> bool:
+        if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
+            return False
+        return self.ledger[number].attempts <= self.limits.retries
+
+    def _close(self, number: int, **changes: object) -> None:
+        trial = self._record(number, closed_at=self.clock.now(), **changes)
+        if trial.state is State.CANCELLED:
+            return
+        proposal = self._proposals.pop(number, None)
+        if proposal is not None:
+            self.searcher.tell(proposal, self._lesson(trial))
+
+    def _lesson(self, trial: Trial) -> Lesson | None:
+        return lesson(trial, self.ledger.outcome(trial), self.study.objective)
+
+    def _value(self, measurement: Measurement) -> float:
+        return float(getattr(measurement, self.study.objective))
+
+    def _record(self, number: int, **changes: object) -> Trial:
+        trial = self.ledger.change(number, **changes)
+        self.observer.changed(trial)
+        return trial

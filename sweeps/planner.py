@@ -1,0 +1,154 @@
+"""From a point of the space to all that a trial needs: configuration, plan, identity, command."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sweeps.config.compose import Composer
+from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Machine
+from sweeps.plan import Rejection, data_spec, fingerprint, resolve
+from sweeps.space import Choices, Point, SearchSpace
+from train_entry.contract import (
+    AttemptKind,
+    MeasureSpec,
+    ModelShape,
+    Plan,
+    Scalar,
+    TimeLimits,
+    Trial,
+    TrialSpec,
+)
+
+MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them is legal
+# What says how a study is run, or where it is kept; the command of one trial goes without it.
+STUDY_ONLY = (
+    "study",
+    "studies_dir",
+    "space",
+    "search",
+    "check",
+    "objective",
+    "accept_versions",
+    "limits.trials",
+    "limits.hours",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A point, understood."""
+
+    plan: Plan | Rejection
+    fingerprint: str | None
+    overrides: tuple[str, ...]
+
+
+class Planner:
+    """Turns points into plans and trials into job specifications, for one study."""
+
+    def __init__(self, composer: Composer, model: ModelShape, machine: Machine, study: str) -> None:
+        self._composer = composer
+        self._model = model
+        self._machine = machine
+        self._study = study
+
+    def plan(self, point: Mapping[str, Scalar]) -> Planned:
+        overrides = self._overrides(point)
+        try:
+            config = self._composer.compose(point)
+        except ConfigError as error:
+            return Planned(plan=Rejection(reasons=error.problems), fingerprint=None, overrides=overrides)
+        plan = resolve(config, self._model, self._machine)
+        identity = None if isinstance(plan, Rejection) else fingerprint(plan, self._model, data_spec(config))
+        return Planned(plan=plan, fingerprint=identity, overrides=overrides)
+
+    def require_legal(self, space: SearchSpace) -> None:
+        """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
+        reasons: dict[str, None] = {}
+        for point in itertools.islice(_corners(space), MAX_TRIED):
+            plan = self.plan(point).plan
+            if not isinstance(plan, Rejection):
+                return
+            reasons |= dict.fromkeys(plan.reasons)
+        raise ConfigError(list(reasons))
+
+    def spec(self, trial: Trial, attempt: int, kind: AttemptKind) -> TrialSpec:
+        """What the job of an attempt is told."""
+        if trial.plan is None:
+            raise ValueError(f"trial {trial.number} has no plan")
+        config = self._composer.compose()  # what a job is told beside its plan is fixed within a study
+        measure = _measure(config.measure)
+        if kind is AttemptKind.CHECK:
+            measure = _check(measure, config, trial.plan)
+        return TrialSpec(
+            study=self._study,
+            trial=trial.number,
+            attempt=attempt,
+            kind=kind,
+            device=self._machine.device,
+            plan=trial.plan,
+            model=self._model,
+            data=data_spec(config),
+            measure=measure,
+            limits=_time_limits(config.limits),
+        )
+
+    def _overrides(self, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+        fixed = [
+            override
+            for override in self._composer.fixed
+            if not any(_sets(override, key) for key in (*STUDY_ONLY, *point))
+        ]
+        return (*fixed, *(f"{key}={_hydra_text(value)}" for key, value in point.items()))
+
+
+def _sets(override: str, key: str) -> bool:
+    name = override.lstrip("+~").partition("=")[0]
+    return name == key or name.startswith(f"{key}.")
+
+
+def _corners(space: SearchSpace) -> Iterator[Point]:
+    """All points of the choices, with the ends of the intervals."""
+    values = [
+        dim.range.values
+        if isinstance(dim.range, Choices)
+        else (dim.snap(dim.range.low), dim.snap(dim.range.high))
+        for dim in space.dimensions
+    ]
+    keys = [dimension.key for dimension in space.dimensions]
+    return (dict(zip(keys, corner, strict=True)) for corner in itertools.product(*values))
+
+
+def _hydra_text(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _measure(measure: MeasureConfig) -> MeasureSpec:
+    return MeasureSpec(
+        warmup_steps=measure.warmup_steps,
+        steps=measure.steps,
+        split_steps=measure.split_steps,
+        update_norms=measure.update_norms,
+    )
+
+
+def _check(measure: MeasureSpec, config: SweepConfig, plan: Plan) -> MeasureSpec:
+    """As many steps as the check's tokens take."""
+    steps = math.ceil(config.check.tokens / plan.tokens_per_step) - measure.warmup_steps
+    return dataclasses.replace(measure, steps=max(2, steps), split_steps=0)
+
+
+def _time_limits(limits: LimitsConfig) -> TimeLimits:
+    return TimeLimits(
+        attempt_s=limits.attempt_s,
+        startup_silence_s=limits.startup_silence_s,
+        step_silence_s=limits.step_silence_s,
+    )

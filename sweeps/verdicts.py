@@ -1,0 +1,94 @@
+"""What a closed trial means: for its retry, and for the sampler. Pure, and total over every way to fail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sweeps.space import Point
+from train_entry.contract import Failure, FailureKind, Measurement, Outcome, State, Trial
+
+
+class Verdict(StrEnum):
+    """What we do about a failure."""
+
+    LEARN = "learn"  # it tells of the plan: the sampler hears of it
+    RETRY = "retry"  # it tells nothing of the plan: a new attempt, while retries are left; then drop
+    DROP = "drop"  # it may tell of the plan, but not what: kept on record, not told to the sampler
+    STOP = "stop"  # going on would only repeat it
+
+
+VERDICTS: dict[FailureKind, Verdict] = {
+    FailureKind.INFEASIBLE: Verdict.LEARN,
+    FailureKind.GPU_OOM: Verdict.LEARN,
+    FailureKind.HOST_OOM: Verdict.LEARN,
+    FailureKind.DIVERGED: Verdict.LEARN,
+    FailureKind.TIMED_OUT: Verdict.LEARN,
+    FailureKind.BAD_CONFIG: Verdict.DROP,
+    FailureKind.HUNG: Verdict.DROP,
+    FailureKind.CRASHED: Verdict.DROP,
+    FailureKind.PEER_LOST: Verdict.RETRY,
+    FailureKind.PREEMPTED: Verdict.RETRY,
+    FailureKind.NODE_LOST: Verdict.RETRY,
+    FailureKind.COMMS: Verdict.RETRY,
+    FailureKind.CANCELLED: Verdict.STOP,
+}
+
+# Out of memory is a property of the plan, as if the gate had refused it: infeasible, not failed.
+_INFEASIBLE = (FailureKind.INFEASIBLE, FailureKind.GPU_OOM, FailureKind.HOST_OOM)
+
+
+def state_of(outcome: Outcome) -> State:
+    """The state a trial closes in."""
+    match outcome:
+        case Measurement():
+            return State.MEASURED
+        case Failure(kind=FailureKind.CANCELLED):
+            return State.CANCELLED
+        case Failure(kind=kind):
+            return State.INFEASIBLE if kind in _INFEASIBLE else State.FAILED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """What the sampler hears of a point.
+
+    Constraints are zero or less where they hold. Each lesson carries all of them: samplers compare trials
+    constraint by constraint, and refuse differing sets.
+    """
+
+    point: Point
+    value: float | None  # None: as bad as the worst seen
+    legal: float
+    memory: float
+    trained: float  # it ran, in time, to a finite loss
+
+
+HOLDS, BROKEN = -1.0, 1.0
+
+
+def lesson(trial: Trial, outcome: Outcome | None, objective: str) -> Lesson | None:
+    """What a closed trial teaches; None: nothing, the sampler must not hear of it."""
+    point = dict(trial.values)
+    if trial.state is State.REJECTED:
+        return Lesson(point=point, value=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
+    if isinstance(outcome, Measurement):
+        value = float(getattr(outcome, objective))
+        return Lesson(
+            point=point,
+            value=value if math.isfinite(value) else None,
+            legal=HOLDS,
+            memory=HOLDS,
+            trained=HOLDS,
+        )
+    if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.LEARN:
+        return None
+    fits = outcome.kind not in _INFEASIBLE
+    return Lesson(
+        point=point,
+        value=None,
+        legal=HOLDS,
+        memory=HOLDS if fits else BROKEN,
+        trained=BROKEN if fits else HOLDS,
+    )

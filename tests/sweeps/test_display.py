@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sweeps.display import (
+    Display,
+    LiveDisplay,
+    PlainDisplay,
+    Progress,
+    Reached,
+    best_trial,
+    eta_s,
+    make_display,
+)
+from train_entry.contract import (
+    Checkpointing,
+    Engine,
+    Failure,
+    FailureKind,
+    Measurement,
+    MemoryKind,
+    ModelShape,
+    OptimizerPlan,
+    Origin,
+    Phase,
+    Plan,
+    Precision,
+    State,
+    StudyRecord,
+    Trial,
+    ZeroPlan,
+)
+
+MODEL = ModelShape(
+    name="tiny",
+    family="gpt2",
+    parameters=1000,
+    layers=2,
+    hidden=8,
+    heads=2,
+    kv_heads=2,
+    ffn=32,
+    vocab=256,
+    positions=64,
+    tied_embeddings=True,
+)
+STUDY = StudyRecord(
+    name="demo",
+    created_at=0.0,
+    objective="tokens_per_s_per_gpu",
+    asked={},
+    dimensions={"strategy": "zero1,zero2", "micro_batch": "1,2,4"},
+    limits={},
+    versions={},
+    model=MODEL,
+)
+PLAN = Plan(
+    engine=Engine.DEEPSPEED,
+    ranks=2,
+    tensor=1,
+    pipeline=1,
+    micro_batch=4,
+    global_batch=8,
+    seq_len=64,
+    precision=Precision.BF16,
+    activation_checkpointing=Checkpointing.NONE,
+    gradient_clipping=1.0,
+    optimizer=OptimizerPlan(name="adamw", lr=1e-3, weight_decay=0.1),
+    warmup_steps=0,
+    zero=ZeroPlan(
+        stage=2,
+        reduce_bucket_size=1,
+        allgather_bucket_size=1,
+        overlap_comm=True,
+        contiguous_gradients=True,
+    ),
+    seed=0,
+)
+NONE_YET = Progress(launched=0, elapsed_s=0.0)
+
+
+def trial(number: int, state: State, **changes: Any) -> Trial:
+    fields: dict[str, Any] = {
+        "origin": Origin.SAMPLER,
+        "overrides": (),
+        "values": {"strategy": "zero2", "micro_batch": 4},
+        "created_at": 0.0,
+        "plan": PLAN,
+    }
+    return Trial(number=number, state=state, **(fields | changes))
+
+
+def seen(speed: float, *, loss: float = 3.456, kind: MemoryKind = MemoryKind.DEVICE) -> Measurement:
+    return Measurement(
+        tokens_per_s=2 * speed,
+        tokens_per_s_per_gpu=speed,
+        samples_per_s=1.0,
+        step_s=0.25,
+        step_s_iqr=0.005,
+        steps=10,
+        peak_bytes=1_320_702_444,  # 1.23 GiB
+        reserved_bytes=2**31,
+        memory_kind=kind,
+        mfu=None,
+        loss=loss,
+        tokens=10_000,
+        startup_s=7.0,
+        ranks=(),
+    )
+
+
+def measured(number: int, speed: float, **changes: Any) -> Trial:
+    return trial(number, State.MEASURED, outcome=seen(speed), **changes)
+
+
+def plain() -> tuple[PlainDisplay, io.StringIO]:
+    """A started display, and what it writes from now on."""
+    stream = io.StringIO()
+    display = PlainDisplay(stream, now_s=lambda: 1000.0)
+    display.start(STUDY)
+    stream.truncate(0)
+    stream.seek(0)
+    return display, stream
+
+
+def frame(trials: list[Trial], progress: Progress, *, width: int = 120, height: int = 40) -> list[str]:
+    """Lines of one picture of the live display."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    display = LiveDisplay(console)
+    display.start(STUDY)
+    display.stop()
+    with console.capture() as captured:
+        console.print(display.frame(trials, progress))
+    return captured.get().splitlines()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_measured_trial_is_one_line_with_its_numbers() -> None:
+    display, stream = plain()
+    display.update([measured(3, 12_345.0)], Progress(launched=1, elapsed_s=12.3))
+    expected = "trial 0003 zero2 micro_batch=4: measured 12,345 tokens/s/GPU, 1.23 GiB, loss 3.456 (best)"
+    assert stream.getvalue() == f"[ 12.3 s] {expected}\n"
+
+
+def test_a_line_is_printed_when_a_state_changes_and_only_then() -> None:
+    display, stream = plain()
+    for state in (State.QUEUED, State.RUNNING, State.RUNNING, State.CANCELLED):
+        display.update([trial(1, state)], NONE_YET)
+    assert stream.getvalue().splitlines() == [
+        f"[  0.0 s] trial 0001 zero2 micro_batch=4: {state}" for state in ("queued", "running", "cancelled")
+    ]
+
+
+def test_a_slower_trial_is_not_called_best() -> None:
+    display, stream = plain()
+    display.update([measured(1, 500.0), measured(2, 400.0)], NONE_YET)
+    assert [line.endswith("(best)") for line in stream.getvalue().splitlines()] == [True, False]
+
+
+def test_failures_and_rejections_say_why_without_control_characters() -> None:
+    display, stream = plain()
+    failure = Failure(kind=FailureKind.GPU_OOM, message="rank 1:\n\x1b[31mfull\r")
+    rejected = trial(2, State.REJECTED, plan=None, reasons=("a is odd", "b is even"))
+    reused = trial(3, State.REUSED, reused_from=0)
+    display.update([trial(1, State.INFEASIBLE, outcome=failure), rejected, reused], NONE_YET)
+    assert stream.getvalue().splitlines() == [
+        "[  0.0 s] trial 0001 zero2 micro_batch=4: infeasible gpu_oom: rank 1: [31mfull",
+        "[  0.0 s] trial 0002 zero2 micro_batch=4: rejected: a is odd; b is even",
+        "[  0.0 s] trial 0003 zero2 micro_batch=4: reused 0000",
+    ]
+
+
+def test_host_memory_is_told_apart() -> None:
+    display, stream = plain()
+    display.update([trial(0, State.MEASURED, outcome=seen(7.5, kind=MemoryKind.HOST_RSS))], NONE_YET)
+    assert "measured 7.5 tokens/s/GPU, 1.23 GiB RSS, loss" in stream.getvalue()
+
+
+def test_trials_that_ended_before_a_resume_are_one_line() -> None:
+    display, stream = plain()  # the clock says 1000
+    old = [measured(0, 400.0, closed_at=10.0), measured(1, 500.0, closed_at=20.0)]
+    display.update([*old, measured(2, 300.0, closed_at=1001.0)], NONE_YET)
+    first, second = stream.getvalue().splitlines()
+    assert first == "[  0.0 s] resumed: 2 trials had ended before; best 0001: 500 tokens/s/GPU"
+    assert second.startswith("[  0.0 s] trial 0002 zero2 micro_batch=4: measured 300 tokens/s/GPU")
+
+
+def test_a_message_is_one_plain_line() -> None:
+    display, stream = plain()
+    display.message("MLflow is away:\n[retry] later")
+    assert stream.getvalue() == "[  0.0 s] MLflow is away: [retry] later\n"
+
+
+def test_the_first_line_says_what_is_searched() -> None:
+    stream = io.StringIO()
+    PlainDisplay(stream).start(STUDY)
+    expected = "study demo: tokens_per_s_per_gpu of tiny over strategy, micro_batch"
+    assert stream.getvalue() == f"[  0.0 s] {expected}\n"
+
+
+def test_the_live_table_shows_each_number_in_its_column() -> None:
+    lines = frame([measured(3, 12_345.0)], NONE_YET)
+    assert lines[0].split() == ["trial", "state", "knobs", "tokens/s/GPU", "memory", "loss"]
+    cells = ["*", "0003", "measured", "zero2", "micro_batch=4", "12,345", "1.23", "GiB", "3.456"]
+    assert lines[1].split() == cells
+
+
+def test_the_live_table_names_knobs_by_their_last_word() -> None:
+    values = {"zero.reduce_bucket_size": 500_000_000, "zero.overlap_comm": True, "lr": None, "seed": 123_456}
+    line = frame([trial(0, State.RUNNING, values=values)], NONE_YET)[1]
+    assert "zero2 reduce_bucket_size=5e8 overlap_comm=true lr=null seed=123456" in line
+
+
+def test_a_running_trial_shows_how_far_it_has_come() -> None:
+    running = {1: Reached(Phase.STEPS, 12, 30), 2: Reached(Phase.RENDEZVOUS, 0, 30)}
+    trials = [trial(number, State.RUNNING) for number in (1, 2, 3)]
+    lines = frame(trials, Progress(launched=3, elapsed_s=0.0, running=running))
+    assert "running steps 12/30" in lines[1]
+    assert "running rendezvous  " in lines[2]
+    assert "running  " in lines[3]
+
+
+def test_the_live_table_keeps_the_best_what_runs_and_the_latest() -> None:
+    trials = [measured(0, 900.0), trial(1, State.RUNNING), *(measured(n, 1.0) for n in range(2, 40))]
+    lines = frame(trials, Progress(launched=40, elapsed_s=0.0))
+    numbers = [line.split()[0 if line[0] == " " else 1] for line in lines[1:16]]
+    assert numbers == ["0000", "0001", *(f"{number:04d}" for number in range(27, 40))]
+    assert len(lines) == 1 + 15 + 2
+
+
+@pytest.mark.parametrize("height", [8, 12, 24])
+def test_the_live_display_fits_a_small_terminal(height: int) -> None:
+    trials = [measured(number, 1.0, values={"k": "v" * 200}) for number in range(40)]
+    lines = frame(trials, Progress(launched=40, elapsed_s=0.0), width=70, height=height)
+    assert len(lines) < height
+    assert max(len(line) for line in lines) <= 70
+
+
+def test_the_status_line_tells_what_is_done_what_is_left_and_what_is_best() -> None:
+    trials = [measured(0, 500.0, attempts=1, closed_at=60.0), trial(1, State.RUNNING, attempts=1)]
+    progress = Progress(launched=2, elapsed_s=120.0, limit_trials=9, limit_s=7200.0, parallel=2)
+    status = frame(trials, progress)[-1]
+    assert status == "1/9 trials  |  2 min of 2.0 h  |  ETA 4 min  |  best 0000: 500 tokens/s/GPU"
+
+
+def test_the_time_left_is_the_mean_of_ended_trials_for_each_that_remains() -> None:
+    ended = [measured(0, 1.0, attempts=1, closed_at=10.0), measured(1, 1.0, attempts=1, closed_at=30.0)]
+    free = [trial(2, State.REUSED, closed_at=500.0), trial(3, State.REJECTED, closed_at=500.0)]
+    running = [trial(4, State.RUNNING, attempts=1)]
+    progress = Progress(launched=3, elapsed_s=40.0, limit_trials=10, parallel=4)
+    assert eta_s([*ended, *free, *running], progress) == 20.0 * 8 / 4
+
+
+def test_the_time_left_never_exceeds_the_limit_on_time() -> None:
+    ended = [measured(0, 1.0, attempts=1, closed_at=100.0)]
+    assert eta_s(ended, Progress(launched=1, elapsed_s=40.0, limit_trials=10, limit_s=60.0)) == 20.0
+    assert eta_s([], Progress(launched=0, elapsed_s=40.0, limit_s=30.0)) == 0.0
+    assert eta_s([], Progress(launched=0, elapsed_s=40.0, limit_trials=10)) is None
+
+
+def test_only_a_finite_measured_trial_can_be_best() -> None:
+    broken = trial(2, State.MEASURED, outcome=seen(900.0, loss=math.nan))
+    suspect = trial(3, State.SUSPECT, outcome=seen(900.0))
+    trials = [measured(0, 5.0), measured(1, math.nan), broken, suspect, measured(4, 5.0)]
+    assert best_trial(trials, "tokens_per_s_per_gpu") is trials[0]
+    assert best_trial(trials[1:4], "tokens_per_s_per_gpu") is None
+
+
+def test_messages_stay_above_the_live_table_which_is_gone_at_the_end() -> None:
+    stream = Terminal()
+    display = LiveDisplay(Console(file=stream, width=100, height=30, force_terminal=True))
+    display.start(STUDY)
+    display.update([measured(0, 500.0)], NONE_YET)
+    display.message("a [note]")
+    display.stop()
+    display.stop()
+    assert "a [note]" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("stream", "term", "kind"),
+    [
+        (Terminal(), "xterm", LiveDisplay),
+        (Terminal(), "dumb", PlainDisplay),
+        (io.StringIO(), "xterm", PlainDisplay),
+    ],
+)
+def test_a_live_table_needs_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, term: str, kind: type[Display]
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    assert type(make_display(stream)) is kind

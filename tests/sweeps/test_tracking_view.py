@@ -1,0 +1,164 @@
+"""Where the table is, and what its columns are. No MLflow here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeps.tracking import (
+    default_uri,
+    runs_url,
+    ui_command,
+)
+from sweeps.tracking_view import mask_password, run_content, shared_view
+from tests.sweeps.tracking_examples import (
+    measured,
+    study_record,
+)
+
+# Where it is
+
+
+MOUNTS = """\
+overlay / overlay rw 0 0
+proc /proc proc rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb /home/local ext4 rw 0 0
+lustre@tcp:/scratch /scratch lustre rw 0 0
+systemd-1 /auto autofs rw 0 0
+server:/auto /auto nfs rw 0 0
+beegfs /data\\040sets beegfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize("studies", ["/work/studies", "/home/local/me/studies", "/homes/studies"])
+def test_studies_on_a_local_disk_have_the_database_beside_them(studies: str) -> None:
+    assert default_uri(Path(studies), MOUNTS) == f"sqlite:///{studies}/mlflow.db"
+
+
+@pytest.mark.parametrize("studies", ["/home/me/studies", "/scratch/studies", "/auto/studies", "/data sets/s"])
+def test_studies_on_a_network_filesystem_have_it_on_this_host(
+    studies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    uris = {default_uri(Path(studies), MOUNTS), default_uri(Path(studies) / "other", MOUNTS)}
+
+    assert len(uris) == 2
+    assert all(uri.startswith(f"sqlite:///{tmp_path}/shardsweep/mlflow-") for uri in uris)
+    assert (tmp_path / "shardsweep").is_dir()
+
+
+def test_where_the_home_is_on_the_network_too_it_is_in_var_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
+    monkeypatch.setattr(Path, "mkdir", lambda self, **_: made.append(str(self)))  # touches nothing outside
+
+    uri = default_uri(Path("/home/me/studies"), MOUNTS)
+
+    assert made == [f"/var/tmp/shardsweep-{os.getuid()}"]
+    assert uri.startswith(f"sqlite:///{made[0]}/mlflow-")
+
+
+def test_a_studies_directory_reached_by_a_link_is_where_the_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/scratch/me")
+    mounts = f"{MOUNTS}tmp {tmp_path}/state tmpfs rw 0 0\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        assert default_uri(tmp_path / "link", mounts).startswith(f"sqlite:///{tmp_path}/state/shardsweep/")
+
+
+def test_this_host_is_asked_for_its_mounts(tmp_path: Path) -> None:
+    assert default_uri(tmp_path).startswith("sqlite:////")
+
+
+@pytest.fixture
+def activated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment whose programs are on the PATH."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+
+
+@pytest.mark.usefixtures("activated")
+def test_the_command_to_paste_names_the_database() -> None:
+    assert ui_command("sqlite:////a/mlflow.db") == "mlflow ui --backend-store-uri sqlite:////a/mlflow.db"
+    assert ui_command("sqlite:////a b/m.db", port=5001) == (
+        "mlflow ui --backend-store-uri 'sqlite:////a b/m.db' --port 5001"
+    )
+
+
+def test_the_command_names_the_program_where_it_is_not_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    program = shlex.split(ui_command("sqlite:////a/mlflow.db"))[0]
+
+    assert program == str(Path(sys.executable).with_name("mlflow"))
+
+
+def test_a_server_needs_no_command() -> None:
+    assert ui_command("https://me:secret@host/mlflow/") == "https://host/mlflow"
+
+
+def test_the_link_carries_our_columns_only_where_mlflow_is_known_to_take_them() -> None:
+    page = "http://127.0.0.1:5000/#/experiments/3/runs"
+    view = "?workflowType=machine_learning&viewStateShareKey=shardsweep"
+
+    assert runs_url("sqlite:////a/mlflow.db", "3", "3.17.2") == page + view
+    assert runs_url("sqlite:////a/mlflow.db", "3", "3.20.0") == page
+    assert runs_url("https://host/x", "3", "3.17.0") == f"https://host/x/#/experiments/3/runs{view}"
+
+
+def test_the_table_begins_with_throughput_memory_and_loss() -> None:
+    state = json.loads(json.loads(shared_view(study_record("s")))["state"])
+
+    assert state["columnOrder"] == [
+        "metrics.`tokens_per_s_per_gpu`",
+        "metrics.`peak_gib`",
+        "metrics.`loss`",
+        "metrics.`step_s`",
+        "tags.`strategy`",
+        "tags.`state`",
+        "params.`micro_batch`",
+    ]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`tokens_per_s_per_gpu`", False)
+
+
+def test_the_table_is_sorted_by_the_throughput_that_is_the_objective() -> None:
+    study = dataclasses.replace(study_record("s"), objective="tokens_per_s")
+
+    state = json.loads(json.loads(shared_view(study))["state"])
+
+    assert state["orderByKey"] == state["columnOrder"][0] == "metrics.`tokens_per_s`"
+
+
+def test_columns_are_names_that_runs_really_have() -> None:
+    content = run_content(measured(0), None)
+    kinds = {"metrics": content.metrics, "tags": content.tags, "params": content.params}
+
+    columns = json.loads(json.loads(shared_view(study_record("s")))["state"])["columnOrder"]
+
+    assert all(name.strip("`") in kinds[kind] for kind, name in (column.split(".", 1) for column in columns))
+
+
+@pytest.mark.parametrize(
+    ("uri", "masked"),
+    [
+        ("postgresql://me:p@ss@host:5/db", "postgresql://me:***@host:5/db"),
+        ("https://me:secret@host/mlflow", "https://me:***@host/mlflow"),
+        ("mysql://host/db?password=secret&x=1", "mysql://host/db?password=***&x=1"),
+        ("https://host/a:b@c", "https://host/a:b@c"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+    ],
+)
+def test_passwords_are_masked(uri: str, masked: str) -> None:
+    assert mask_password(uri) == masked
+    assert mask_password(uri, f"no route to {uri}") == f"no route to {masked}"
+
+
+def test_a_password_is_masked_decoded_too() -> None:
+    assert mask_password("http://me:a%2Fb@host", "login me:a/b refused") == "login me:*** refused"

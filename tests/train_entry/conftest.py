@@ -1,0 +1,252 @@
+"""Attempts small enough for two cores, and a way to run their ranks as real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_entry.contract import (
+    AttemptDir,
+    AttemptKind,
+    Checkpointing,
+    DataSpec,
+    Engine,
+    MeasureSpec,
+    ModelShape,
+    OptimizerPlan,
+    Plan,
+    Precision,
+    RankOutcome,
+    StepMetrics,
+    TimeLimits,
+    TrialSpec,
+    ZeroPlan,
+    dump,
+    load,
+    read_lines,
+)
+
+ROOT = Path(__file__).parents[2]
+RANKS_MAY_TAKE_S = 120
+
+
+def tiny_plan(**changes: Any) -> Plan:
+    plan = Plan(
+        engine=Engine.DDP,
+        ranks=2,
+        tensor=1,
+        pipeline=1,
+        micro_batch=2,
+        global_batch=8,
+        seq_len=32,
+        precision=Precision.FP32,
+        activation_checkpointing=Checkpointing.NONE,
+        gradient_clipping=0.5,
+        optimizer=OptimizerPlan(name="adamw", lr=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8),
+        warmup_steps=6,
+        zero=ZeroPlan(
+            stage=0,
+            reduce_bucket_size=50_000,
+            allgather_bucket_size=50_000,
+            overlap_comm=False,
+            contiguous_gradients=True,
+        ),
+        seed=7,
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def tiny_model(**changes: Any) -> ModelShape:
+    model = ModelShape(
+        name="tiny",
+        family="llama",
+        parameters=0,
+        layers=2,
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        ffn=64,
+        vocab=256,
+        positions=64,
+        tied_embeddings=True,
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def tiny_spec(plan: Plan, **changes: Any) -> TrialSpec:
+    spec = TrialSpec(
+        study="test",
+        trial=1,
+        attempt=1,
+        kind=AttemptKind.FIRST,
+        device="cpu",
+        plan=plan,
+        model=tiny_model(),
+        data=DataSpec(kind="stdlib", max_bytes=2**18),
+        measure=MeasureSpec(warmup_steps=1, steps=3, split_steps=2),
+        limits=TimeLimits(attempt_s=300, startup_silence_s=120, step_silence_s=60),
+    )
+    return dataclasses.replace(spec, **changes)
+
+
+def zero_plan(stage: int, **changes: Any) -> Plan:
+    plan = tiny_plan()
+    return dataclasses.replace(
+        plan, engine=Engine.DEEPSPEED, zero=dataclasses.replace(plan.zero, stage=stage), **changes
+    )
+
+
+def ds_config(plan: Plan) -> dict[str, Any]:
+    """What the orchestrator writes for a plan."""
+    optimizer = plan.optimizer
+    return {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.grad_accum,
+        "gradient_clipping": plan.gradient_clipping,
+        "zero_optimization": dataclasses.asdict(plan.zero),
+        "bf16": {"enabled": plan.precision is Precision.BF16},
+        "fp16": {"enabled": plan.precision is Precision.FP16},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": optimizer.lr,
+                "betas": [optimizer.beta1, optimizer.beta2],
+                "eps": optimizer.eps,
+                "weight_decay": optimizer.weight_decay,
+                "torch_adam": True,
+            },
+        },
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {
+                "warmup_min_lr": 0,
+                "warmup_max_lr": optimizer.lr,
+                "warmup_num_steps": plan.warmup_steps,
+                "warmup_type": "linear",
+            },
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+
+
+@dataclass
+class Job:
+    """The ranks of one attempt, as plain processes."""
+
+    attempt: AttemptDir
+    ranks: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def wait(self) -> list[int]:
+        return [rank.wait(RANKS_MAY_TAKE_S) for rank in self.ranks]
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
+    def outcome(self, rank: int) -> RankOutcome:
+        decoded: RankOutcome = load(RankOutcome, self.attempt.outcome(rank).read_text())  # type: ignore[arg-type]
+        return decoded
+
+    @property
+    def steps(self) -> list[StepMetrics]:
+        return list(read_lines(self.attempt.metrics, StepMetrics))
+
+
+def write_attempt(directory: Path, spec: TrialSpec) -> AttemptDir:
+    attempt = AttemptDir(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    attempt.spec.write_text(dump(spec))
+    attempt.ds_config.write_text(json.dumps(ds_config(spec.plan)))
+    return attempt
+
+
+def rank_environment(rank: int, ranks: int, attempt: AttemptDir) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.absolute().as_uri(),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
+    job = Job(attempt)
+    for rank in range(ranks):
+        with attempt.log(rank).open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "train_entry", str(attempt.path)],
+                env=rank_environment(rank, ranks, attempt),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        job.ranks.append(process)
+    return job
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[TrialSpec], Job]]:
+    """Start the ranks of a spec in a new attempt directory; none outlives the session."""
+    jobs: list[Job] = []
+
+    def start(spec: TrialSpec) -> Job:
+        attempt = write_attempt(tmp_path_factory.mktemp("attempt"), spec)
+        jobs.append(start_ranks(attempt, spec.plan.ranks))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+
+
+@pytest.fixture
+def spec() -> TrialSpec:
+    """Two ranks of ddp, a model of 27 thousand parameters."""
+    return tiny_spec(tiny_plan())
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., TrialSpec]:
+    """Make a spec: `zero` is a ZeRO stage or None for ddp, `plan` changes the plan, all else the spec."""
+
+    def make(zero: int | None = None, plan: dict[str, Any] | None = None, **changes: Any) -> TrialSpec:
+        changed = tiny_plan(**(plan or {})) if zero is None else zero_plan(zero, **(plan or {}))
+        return tiny_spec(changed, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def deepspeed_config_error() -> type[Exception]:
+    return import_deepspeed("deepspeed.runtime.config").DeepSpeedConfigError  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def deepspeed_warmup() -> type:
+    return import_deepspeed("deepspeed.runtime.lr_schedules").WarmupLR  # type: ignore[no-any-return]
+
+
+def import_deepspeed(module: str) -> Any:
+    """Torch and DeepSpeed warn of their own deprecations while they are imported; that is not ours to fix."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        return importlib.import_module(module)

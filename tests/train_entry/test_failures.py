@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from train_entry.contract import FailureKind, Phase
+from train_entry.failures import DivergedError, failure_from, kind_of
+
+
+def caught(function: object) -> BaseException:
+    with pytest.raises(RuntimeError) as info:
+        function()  # type: ignore[operator]
+    return info.value
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), Phase.STEPS, FailureKind.GPU_OOM),
+        (RuntimeError("CUDA error: out of memory"), Phase.RENDEZVOUS, FailureKind.GPU_OOM),
+        (dist.DistBackendError("Cuda failure 2 'out of memory'"), Phase.ENGINE, FailureKind.GPU_OOM),
+        (MemoryError(), Phase.DATA, FailureKind.HOST_OOM),
+        (DivergedError("loss is nan"), Phase.STEPS, FailureKind.DIVERGED),
+        (ValueError("batch sizes"), Phase.ENGINE, FailureKind.BAD_CONFIG),
+        (AssertionError("batch sizes"), Phase.ENGINE, FailureKind.BAD_CONFIG),
+        (ValueError("a bug"), Phase.STEPS, FailureKind.CRASHED),
+        (dist.DistBackendError("NCCL error"), Phase.RENDEZVOUS, FailureKind.COMMS),
+        (dist.DistBackendError("NCCL error"), Phase.STEPS, FailureKind.PEER_LOST),
+        (dist.DistNetworkError("refused"), Phase.RENDEZVOUS, FailureKind.COMMS),
+        (dist.DistStoreError("timeout"), Phase.MODEL, FailureKind.PEER_LOST),
+        (RuntimeError("[pair.cc:547] Connection closed by peer [::1]"), Phase.STEPS, FailureKind.PEER_LOST),
+        (RuntimeError("read: Connection reset by peer"), Phase.RENDEZVOUS, FailureKind.COMMS),
+        (RuntimeError("Timed out waiting 5000ms for recv"), Phase.STEPS, FailureKind.PEER_LOST),
+        (RuntimeError("shapes do not match"), Phase.STEPS, FailureKind.CRASHED),
+        (KeyError("x"), Phase.IMPORTS, FailureKind.CRASHED),
+    ],
+)
+def test_an_exception_becomes_its_kind(error: BaseException, phase: Phase, kind: FailureKind) -> None:
+    assert kind_of(error, phase) is kind
+
+
+def test_more_memory_than_the_host_has_is_host_oom() -> None:
+    error = caught(lambda: torch.empty(2**60, dtype=torch.uint8))
+    assert kind_of(error, Phase.MODEL) is FailureKind.HOST_OOM
+
+
+def test_what_deepspeed_refuses_is_a_bad_configuration(deepspeed_config_error: type[Exception]) -> None:
+    assert kind_of(deepspeed_config_error("no"), Phase.ENGINE) is FailureKind.BAD_CONFIG
+
+
+def test_a_failure_has_one_line_and_the_whole_traceback() -> None:
+    failure = failure_from(caught(lambda: torch.zeros(2) @ torch.zeros(3)), rank=1, phase=Phase.STEPS)
+    assert failure.message.startswith("RuntimeError: ")
+    assert "\n" not in failure.message
+    assert "torch.zeros(3)" in failure.evidence
+    assert (failure.rank, failure.phase) == (1, Phase.STEPS)

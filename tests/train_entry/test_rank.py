@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from train_entry.memory import meter_for
+from train_entry.rank import LaunchError, RankInfo, process_age_s
+
+ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+
+
+def test_a_rank_reads_its_place_from_the_environment() -> None:
+    where = RankInfo.from_env(ENVIRONMENT, planned_ranks=4)
+    assert where == RankInfo(rank=3, ranks=4, local_rank=1, init_method="env://")
+
+
+def test_a_rendezvous_that_is_given_is_used() -> None:
+    environment = {**ENVIRONMENT, "SHARDSWEEP_RENDEZVOUS": "file:///x"}
+    assert RankInfo.from_env(environment, planned_ranks=4).init_method == "file:///x"
+
+
+def test_a_plan_of_one_rank_needs_no_launcher() -> None:
+    assert RankInfo.from_env({}, planned_ranks=1).ranks == 1
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_a_wrong_launch_is_told_the_right_one(environment: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match="torchrun --nproc-per-node 4"):
+        RankInfo.from_env(environment, planned_ranks=4)
+
+
+def test_the_process_has_lived_for_some_seconds() -> None:
+    assert 0 < process_age_s() < 24 * 3600
+
+
+def test_a_peak_in_host_memory_is_seen_in_its_phase() -> None:
+    meter = meter_for(torch.device("cpu"))
+    idle_bytes = meter.take().allocated_bytes
+    torch.ones(25_000_000)  # 100 MB, freed at once
+    assert meter.take().allocated_bytes > idle_bytes + 50_000_000

@@ -1,0 +1,122 @@
+"""One rank of a trial, from its start to its outcome. Read `train` from top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from train_entry.contract import (
+    AttemptDir,
+    Phase,
+    RankMeasurement,
+    RankOutcome,
+    TrialSpec,
+    dump,
+    write_atomic,
+)
+from train_entry.failures import failure_from
+from train_entry.progress import Progress
+from train_entry.rank import RankInfo, dump_stacks_on_signal, prepare_process, process_age_s
+
+
+def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankInfo) -> NoReturn:
+    """Train as told, leave this rank's outcome in `out`, end the process: status 0, or 1 after a failure."""
+    dump_stacks_on_signal(out.stacks(where.rank))
+    progress = Progress(out, where.rank)
+    outcome: RankOutcome
+    try:
+        outcome = train(spec, source, where, progress)
+        status = 0
+    except Exception as error:  # the job's edge: whatever it was, it becomes a record
+        outcome = failure_from(error, where.rank, progress.phase)
+        print(outcome.evidence, file=sys.stderr)
+        status = 1
+    write_atomic(out.outcome(where.rank), dump(outcome))
+    if status == 0:
+        leave_peers()
+    leave(status, out.stacks(where.rank))
+
+
+def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> RankMeasurement:
+    """The phases of a rank, in order. Any exception is this rank's failure in the phase it had reached."""
+    plan = spec.plan
+
+    progress.enter(Phase.IMPORTS)
+    prepare_process(where, spec.device)
+    from train_entry import data, devices, engine, measure, memory, model  # torch and transformers: seconds
+
+    backend = engine.backend_for(plan)
+    device = where.device(spec.device)
+    meter = memory.meter_for(device)
+
+    progress.enter(Phase.RENDEZVOUS)
+    backend.join_ranks(engine.collectives_for(device), where)
+
+    progress.enter(Phase.MODEL)
+    net = model.build_model(spec.model, plan, device)
+    parameters = model.parameters_of(net)  # here, since ZeRO-3 leaves empty ones behind
+
+    progress.enter(Phase.DATA)
+    tokens = data.load_tokens(spec.data, spec.model, plan.seed, progress.beat)
+    batches = data.micro_batches(data.Windows(tokens, plan), plan, where.rank)
+
+    progress.enter(Phase.ENGINE)
+    engine.refuse_model_parallel(plan)
+    ds_config = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
+    runner = backend.open_engine(net, plan, ds_config, device)
+    startup = meter.take()
+
+    progress.enter(Phase.FIRST_STEP)
+    clock = measure.StepClock(runner, batches, spec, device, progress)
+    clock.first_step()
+    first_step = meter.take()
+    startup_s = process_age_s()
+
+    progress.enter(Phase.STEPS)
+    timings = clock.remaining_steps()
+
+    progress.enter(Phase.REPORT)
+    steady = meter.take()
+    in_use_bytes, total_bytes = meter.in_use_bytes()
+    device_name = devices.name_of(device)
+    return RankMeasurement(
+        rank=where.rank,
+        host=socket.gethostname(),
+        device_name=device_name,
+        parameters=parameters,
+        memory_kind=meter.kind,
+        startup=startup,
+        first_step=first_step,
+        steady=steady,
+        device_in_use_bytes=in_use_bytes,
+        device_total_bytes=total_bytes,
+        peak_flops_per_s=devices.peak_flops_per_s(device_name, plan.precision),
+        step_s=timings.step_s,
+        split=timings.split,
+        startup_s=startup_s,
+    )
+
+
+def leave_peers() -> None:
+    """End the process group in order. Not after a failure: it could wait for peers that are gone."""
+    import torch.distributed as dist
+
+    with contextlib.suppress(RuntimeError):  # the measurement is recorded; nothing may spoil it now
+        dist.destroy_process_group()
+
+
+def leave(status: int, stacks: Path) -> NoReturn:
+    """End the process at once.
+
+    Not through the interpreter's exit: DeepSpeed's, NCCL's and torch's own clean-up can hang there.
+    """
+    if stacks.exists() and stacks.stat().st_size == 0:
+        stacks.unlink()  # no one asked for them
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
