@@ -23,6 +23,7 @@ help:  ## This list
 	@$(INSTALL) --dev
 
 install: .venv/.installed  ## Make .venv with what a sweep needs, torch for this machine, DeepSpeed's CPU operators
+	@echo ".venv is ready"
 
 sweep: .venv/.installed  ## Search for the best configuration: `python sweep.py -m $(ARGS)`
 	$(BIN)/python sweep.py -m $(ARGS)
@@ -45,7 +46,7 @@ format: .venv/.installed-dev  ## Format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 bench: .venv/.installed-dev  ## Measure: tests/benchmarks, which `make test` leaves out
-	$(BIN)/python -m pytest tests/benchmarks -s $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/benchmarks -s --timeout=0 $(PYTEST_ARGS)
 
 clean:  ## Delete .venv and caches; never studies
 	rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -85,12 +85,14 @@ register_resolvers(lambda: bool(find_gpus()))
 def run_single(_: DictConfig) -> None:
     """One trial of the composed configuration."""
     arguments = list(HydraConfig.get().overrides.task)
-    raise SystemExit(run(arguments, GlobalHydra.instance().config_loader(), single=True))
+    loader = GlobalHydra.instance().config_loader()
+    # SystemExit: any other exception makes Hydra print lines of its own.
+    raise SystemExit(exit_status(lambda: run(arguments, loader, single=True)))
 
 
 def run_sweep(arguments: Sequence[str], loader: ConfigLoader) -> None:
     """A study; the sweeper plugin calls this for `-m`."""
-    raise SystemExit(run(arguments, loader, single=False))
+    raise SystemExit(exit_status(lambda: run(arguments, loader, single=False)))
 
 
 def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
@@ -207,18 +209,17 @@ def report(session: Session, ledger: Ledger, reason: StopReason, uri: str | None
     study = load_study(session.directory)
     write_csv(study)
     if session.single is not None:
-        last = study.rows[-1]
-        show_trial(ledger[last.number], last, sys.stdout)
-        won = last.state is State.MEASURED
+        row = study.rows[-1]
+        show_trial(ledger[row.number], row, sys.stdout)
+        won = row.state is State.MEASURED
     else:
         show(study, sys.stdout)
         print(f"\nended: {reason}")
         if not fresh:
             print(f"nothing was launched; another name measures afresh: study={session.record.name}-2")
-        won = best(study.rows) is not None
-    if winner := best(study.rows):
-        folder = write_best(session.directory, ledger[winner.number])
-        print(f"files of the best: {folder}")
+        winner = best(study.rows)
+        if won := winner is not None:
+            print(f"files of the best:  {write_best(session.directory, ledger[winner.number])}")
     print(f"files of the study: {session.directory.path}")
     if uri is not None:
         print(f"in a browser:       {ui_command(uri)}")
@@ -228,10 +229,10 @@ def report(session: Session, ledger: Ledger, reason: StopReason, uri: str | None
     return OK if won else NO_FEASIBLE_TRIAL
 
 
-def main() -> int:
-    """Run, and turn every error that is the user's into lines of text and an exit status."""
+def exit_status(work: Callable[[], int]) -> int:
+    """Do it, and turn every error that is the user's into lines of text and a status."""
     try:
-        run_single()
+        return work()
     except (ConfigError, TrackingError) as error:
         print(error, file=sys.stderr)
         return BAD_CONFIG
@@ -244,8 +245,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; running trials go on, the same command collects them", file=sys.stderr)
         return INTERRUPTED
+
+
+def main() -> int:
+    run_single()  # leaves by SystemExit, also for -m; returns after --help, --cfg and the like
     return OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from analysis.load import TrialRow
@@ -21,12 +20,10 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     """Print a trial's measurement, or why it has none, line by line."""
     console = Console(file=stream, highlight=False, soft_wrap=True)
     console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}", style="bold"))
-    table = Table.grid(padding=(0, 2))
     match trial.outcome:
         case Measurement() as seen:
             for name, text in _lines(seen, row):
-                table.add_row(name, Text(text))
-            console.print(table)
+                console.print(Text(f"{name:<15} {text}"))
         case Failure() as failure:
             console.print(Text(f"{failure.kind}: {failure.message} ({failure.kind.explanation})"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)

@@ -263,7 +263,8 @@ def _value(value: Scalar) -> str:
 
 
 def _headline(study: StudyRecord) -> str:
-    return f"study {study.name}: {study.objective} of {study.model.name} over {', '.join(study.dimensions)}"
+    over = f" over {', '.join(study.dimensions)}" if study.dimensions else ""
+    return f"study {study.name}: {study.objective} of {study.model.name}{over}"
 
 
 def _duration(seconds: float) -> str:

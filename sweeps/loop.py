@@ -87,13 +87,17 @@ class StudyLoop:
         while True:
             self._collect_ended()
             if self.interrupted():
-                return self._interrupt()
+                return self._ended(self._interrupt())
             self._launch_queued()
             reason = StopReason.EXHAUSTED if point is not None else self._limit_reached() or self._propose()
             if reason and not self._running and not self._queued() and not self._start_checks():
-                return reason
+                return self._ended(reason)
             self.observer.tick(dict(self._running))
             self.clock.sleep(POLL_S)
+
+    def _ended(self, reason: StopReason) -> StopReason:
+        self.observer.tick({})
+        return reason
 
     def _recover(self) -> None:
         """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""

@@ -57,6 +57,8 @@ def degrees_divide_ranks(draft: Draft) -> str | None:
 def batches_divide(draft: Draft) -> str | None:
     """The batch triad: global_batch = micro_batch x accumulation x data degree."""
     config, data = draft.config, draft.data
+    if ranks_fit_the_cluster(draft) or degrees_divide_ranks(draft):
+        return None  # there is no data degree to speak of
     if config.global_batch % (config.micro_batch * data) == 0:
         return None
     if config.global_batch % data:

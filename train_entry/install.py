@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if not __package__:  # run by its path
@@ -111,7 +111,8 @@ class Environment:
         pins = PINS.read_text().splitlines()
         if vendor is not None or torch.version.split("+")[0] != TORCH_WITHOUT_GPU:
             print(f"torch {torch.version} stays as it is")
-            pins = constraints_beside(torch.version, vendor.packages if vendor else torch.requires, pins)
+            given_up = [*torch.requires, *(vendor.packages if vendor else ())]
+            pins = constraints_beside(torch.version, given_up, pins)
         constraints = self.path / "constraints.txt"
         constraints.write_text("\n".join(pins) + "\n")
         what = f"{ROOT}[dev]" if dev else str(ROOT)
@@ -136,18 +137,18 @@ def run(command: Sequence[str], output: int, programs: Path) -> int:
     """Exit status. Interrupted, the command is interrupted too, and given time to clean up."""
     # The environment's programs come first: torch starts ninja by its name.
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    # A process group of its own, so that compilers, which are children of children, end as well.
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT, process_group=0
     ) as child:
         try:
             return child.wait()
-        except BaseException as stop:
-            if not isinstance(stop, KeyboardInterrupt):  # that one a terminal has sent to the child as well
-                child.send_signal(signal.SIGINT)
-            try:
+        except BaseException:
+            os.killpg(child.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=GRACE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             raise
 
 
@@ -215,7 +216,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cuda", type=cuda_version, help=help_cuda)
     asked = parser.parse_args(arguments)
     environment = Environment(asked.venv.absolute())
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(stop) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(stop, lambda number, frame: sys.exit(128 + number))
     try:
         check_machine()
         with only_one(environment.path):

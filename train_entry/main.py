@@ -1,4 +1,4 @@
-"""One rank of a trial, from its start to its outcome. Read `train` from top to bottom."""
+"""One rank of a trial, from its start to its outcome. Read `train` and `prepare` from top to bottom."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from train_entry.contract import (
     AttemptDir,
@@ -22,6 +24,23 @@ from train_entry.contract import (
 from train_entry.failures import failure_from
 from train_entry.progress import Progress
 from train_entry.rank import RankInfo, dump_stacks_on_signal, prepare_process, process_age_s
+
+if TYPE_CHECKING:
+    import torch
+
+    from train_entry.engine import TrainEngine
+    from train_entry.memory import MemoryMeter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A rank that has all it needs to train."""
+
+    engine: TrainEngine
+    batches: Iterator[torch.Tensor]
+    device: torch.device
+    meter: MemoryMeter
+    parameters: int
 
 
 def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankInfo) -> NoReturn:
@@ -44,11 +63,49 @@ def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankIn
 
 def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> RankMeasurement:
     """The phases of a rank, in order. Any exception is this rank's failure in the phase it had reached."""
+    ready = prepare(spec, source, where, progress)
+    from train_entry import devices, measure  # not above: they need torch, whose import is a phase
+
+    startup = ready.meter.take()
+
+    progress.enter(Phase.FIRST_STEP)
+    clock = measure.StepClock(ready.engine, ready.batches, spec, ready.device, progress)
+    clock.first_step()
+    first_step = ready.meter.take()
+    startup_s = process_age_s()
+
+    progress.enter(Phase.STEPS)
+    timings = clock.remaining_steps()
+
+    progress.enter(Phase.REPORT)
+    steady = ready.meter.take()
+    in_use_bytes, total_bytes = ready.meter.in_use_bytes()
+    device_name = devices.name_of(ready.device)
+    return RankMeasurement(
+        rank=where.rank,
+        host=socket.gethostname(),
+        device_name=device_name,
+        parameters=ready.parameters,
+        memory_kind=ready.meter.kind,
+        startup=startup,
+        first_step=first_step,
+        steady=steady,
+        device_in_use_bytes=in_use_bytes,
+        device_total_bytes=total_bytes,
+        peak_flops_per_s=devices.peak_flops_per_s(device_name, spec.plan.precision),
+        step_s=timings.step_s,
+        split=timings.split,
+        startup_s=startup_s,
+    )
+
+
+def prepare(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> Ready:
+    """All that comes before the first step."""
     plan = spec.plan
 
     progress.enter(Phase.IMPORTS)
     prepare_process(where, spec.device)
-    from train_entry import data, devices, engine, measure, memory, model  # torch and transformers: seconds
+    from train_entry import data, engine, memory, model  # torch and transformers: seconds
 
     backend = engine.backend_for(plan)
     device = where.device(spec.device)
@@ -58,6 +115,7 @@ def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progre
     backend.join_ranks(engine.collectives_for(device), where)
 
     progress.enter(Phase.MODEL)
+    engine.refuse_model_parallel(plan)
     net = model.build_model(spec.model, plan, device)
     parameters = model.parameters_of(net)  # here, since ZeRO-3 leaves empty ones behind
 
@@ -66,40 +124,9 @@ def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progre
     batches = data.micro_batches(data.Windows(tokens, plan), plan, where.rank)
 
     progress.enter(Phase.ENGINE)
-    engine.refuse_model_parallel(plan)
     ds_config = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
-    runner = backend.open_engine(net, plan, ds_config, device)
-    startup = meter.take()
-
-    progress.enter(Phase.FIRST_STEP)
-    clock = measure.StepClock(runner, batches, spec, device, progress)
-    clock.first_step()
-    first_step = meter.take()
-    startup_s = process_age_s()
-
-    progress.enter(Phase.STEPS)
-    timings = clock.remaining_steps()
-
-    progress.enter(Phase.REPORT)
-    steady = meter.take()
-    in_use_bytes, total_bytes = meter.in_use_bytes()
-    device_name = devices.name_of(device)
-    return RankMeasurement(
-        rank=where.rank,
-        host=socket.gethostname(),
-        device_name=device_name,
-        parameters=parameters,
-        memory_kind=meter.kind,
-        startup=startup,
-        first_step=first_step,
-        steady=steady,
-        device_in_use_bytes=in_use_bytes,
-        device_total_bytes=total_bytes,
-        peak_flops_per_s=devices.peak_flops_per_s(device_name, plan.precision),
-        step_s=timings.step_s,
-        split=timings.split,
-        startup_s=startup_s,
-    )
+    opened = backend.open_engine(net, plan, ds_config, device)
+    return Ready(engine=opened, batches=batches, device=device, meter=meter, parameters=parameters)
 
 
 def leave_peers() -> None:

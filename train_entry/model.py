@@ -28,6 +28,8 @@ def build_model(shape: ModelShape, plan: Plan, device: torch.device) -> PreTrain
     else:
         with device:
             model = _with_new_weights(config_of(shape))
+    # Named, since transformers warns of a default that it takes anyway.
+    model.loss_type = "ForCausalLM"
     model.config.use_cache = False  # keys and values are kept for generating, and cost memory in training
     if plan.activation_checkpointing is Checkpointing.FULL:
         # The reentrant kind runs backward inside backward, which DDP's and ZeRO's hooks do not expect.

@@ -17,8 +17,16 @@ CPU_OPS = {"deepspeed_shm_comm": "ShareMemCommBuilder"}
 STALE_LOCK_S = 15 * 60  # several times the longest build seen (97 s on one core)
 
 
-def extensions_dir() -> Path:
-    """Where compiled operators live: inside the environment, since they fit one torch version only."""
+def prepare_extensions() -> Path:
+    """Where compiled operators live: inside the environment, since they fit one torch version only.
+
+    Also lets torch find ninja, which it starts by name even to load what is compiled: it lies beside this
+    interpreter, and PATH leads there only where somebody activated the environment.
+    """
+    beside_python = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    if beside_python not in path.split(os.pathsep):
+        os.environ["PATH"] = f"{beside_python}{os.pathsep}{path}"
     default = Path(sys.prefix) / "torch_extensions"
     return Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
 
@@ -33,7 +41,7 @@ def remove_stale_locks(directory: Path, older_than_s: float) -> list[Path]:
 
 def build_cpu_ops() -> None:
     """Compile what is missing, one at a time, saying so."""
-    directory = extensions_dir()
+    directory = prepare_extensions()
     for lock in remove_stale_locks(directory, STALE_LOCK_S):
         print(f"removed a stale compile lock: {lock}")
     missing = [op for op in CPU_OPS if not list(directory.glob(f"**/{op}/{op}.so"))]

@@ -67,7 +67,7 @@ class RankInfo:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
             return torch.device("cpu")
         # Launchers differ in whether a rank sees all cards of its host or only its own.
-        device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", self.local_rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(device)
         # DeepSpeed takes its device from this variable, without the modulus.
         os.environ["LOCAL_RANK"] = str(device.index)

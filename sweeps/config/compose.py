@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +24,7 @@ from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from train_entry.contract import Scalar
 
+CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "sweep"
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -105,25 +107,16 @@ class Composer:
         return None
 
     def _load(self, chosen: tuple[str, ...]) -> DictConfig:
-        try:
+        with one_line():
             config = self.loader.load_configuration(
                 CONFIG_NAME, overrides=[*self.fixed, *chosen], run_mode=RunMode.RUN
             )
-        except CONFIG_ERRORS as error:
-            raise ConfigError(self._missing_choice(error) or describe(error)) from error
         OmegaConf.set_struct(config, False)
         config.pop("hydra", None)
         container = cast(dict[str, Any], OmegaConf.to_container(config))
         if unknown := list(validate.unknown_keys(container)):
             raise ConfigError([f"{key}: no such key; {validate.suggest(key)}" for key in unknown])
         return config
-
-    def _missing_choice(self, error: BaseException) -> str | None:
-        """`strategy=zero9: no such choice; there are ...`, where that is what Hydra means."""
-        named = re.search(r"Could not (?:find|load) '([^'/]+)/([^']+)'", str(error))
-        if not named or named[1] not in self.groups():
-            return None
-        return f"{named[1]}={named[2]}: no such choice; there are {', '.join(self.options(named[1]))}"
 
     def _set(self, config: DictConfig, key: str, value: Scalar) -> None:
         if key not in validate.FIELDS:
@@ -158,6 +151,8 @@ def describe(error: BaseException, prefix: str = "") -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem or 'not valid YAML'}"
+    if missing := _unknown_choice(error):
+        return missing
     texts = [prefix] if prefix else []
     cause: BaseException | None = error
     while cause is not None:
@@ -167,9 +162,20 @@ def describe(error: BaseException, prefix: str = "") -> str:
     return ": ".join(unique) + _near_keys(error)
 
 
+def _unknown_choice(error: BaseException) -> str | None:
+    """`strategy=zero9: no such choice; there are ...`; Hydra itself knows the others only sometimes."""
+    named = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", str(error))
+    if not isinstance(error, ConfigCompositionException) or not named:
+        return None
+    others = sorted(path.stem for path in (CONF / named[1]).glob("*.yaml"))
+    return f"{named[1]}={named[2]}: no such choice; there are {', '.join(others)}" if others else None
+
+
 def _first_line(error: BaseException) -> str:
+    """The first line, and the one that names a key, which Hydra puts below."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".:") if lines else ""
+    named = [line for line in lines[1:2] if line.startswith("Key '")]
+    return ": ".join(line.rstrip(".:") for line in [*lines[:1], *named])
 
 
 def _near_keys(error: BaseException) -> str:

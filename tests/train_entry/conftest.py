@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -38,7 +39,7 @@ from train_entry.contract import (
 )
 
 ROOT = Path(__file__).parents[2]
-RANKS_MAY_TAKE_S = 120
+RANKS_MAY_TAKE_S = 150  # ten times what a quiet machine needs
 
 
 def tiny_plan(**changes: Any) -> Plan:
@@ -159,12 +160,16 @@ class Job:
             rank.wait()
 
     def outcome(self, rank: int) -> RankOutcome:
-        decoded: RankOutcome = load(RankOutcome, self.attempt.outcome(rank).read_text())  # type: ignore[arg-type]
-        return decoded
+        return read_outcome(self.attempt, rank)
 
     @property
     def steps(self) -> list[StepMetrics]:
         return list(read_lines(self.attempt.metrics, StepMetrics))
+
+
+def read_outcome(attempt: AttemptDir, rank: int) -> RankOutcome:
+    outcome: RankOutcome = load(RankOutcome, attempt.outcome(rank).read_text())  # type: ignore[arg-type]
+    return outcome
 
 
 def write_attempt(directory: Path, spec: TrialSpec) -> AttemptDir:
@@ -177,14 +182,19 @@ def write_attempt(directory: Path, spec: TrialSpec) -> AttemptDir:
 
 def rank_environment(rank: int, ranks: int, attempt: AttemptDir) -> dict[str, str]:
     return {
-        **os.environ,
+        **plain_environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
         "SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.absolute().as_uri(),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
     }
+
+
+def plain_environment() -> dict[str, str]:
+    """Without a launcher's variables, whoever started pytest."""
+    foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in foreign}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
@@ -203,18 +213,61 @@ def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[TrialSpec], Job]]:
-    """Start the ranks of a spec in a new attempt directory; none outlives the session."""
+def relaunch() -> Iterator[Callable[[AttemptDir], Job]]:
+    """Start the ranks of an attempt directory; none outlives the session."""
     jobs: list[Job] = []
 
-    def start(spec: TrialSpec) -> Job:
-        attempt = write_attempt(tmp_path_factory.mktemp("attempt"), spec)
-        jobs.append(start_ranks(attempt, spec.plan.ranks))
+    def start(attempt: AttemptDir) -> Job:
+        jobs.append(start_ranks(attempt, load(TrialSpec, attempt.spec.read_text()).plan.ranks))
         return jobs[-1]
 
     yield start
     for job in jobs:
         job.end()
+
+
+@pytest.fixture(scope="session")
+def launch(
+    attempt: Callable[[TrialSpec], AttemptDir], relaunch: Callable[[AttemptDir], Job]
+) -> Callable[[TrialSpec], Job]:
+    """Start the ranks of a spec in a new attempt directory."""
+    return lambda spec: relaunch(attempt(spec))
+
+
+@pytest.fixture(scope="session")
+def attempt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrialSpec], AttemptDir]:
+    """Write what the orchestrator writes, in a new directory."""
+    return lambda spec: write_attempt(tmp_path_factory.mktemp("attempt"), spec)
+
+
+@pytest.fixture(scope="session")
+def run_module() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`python -m` these arguments, to its end, without a launcher's environment."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", *arguments],
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=RANKS_MAY_TAKE_S,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def oracle(launch: Callable[[TrialSpec], Job], tiny: Callable[..., TrialSpec]) -> Callable[..., Job]:
+    """Twenty steps of a ZeRO stage, or of ddp for None, on two ranks; run once a session."""
+    measure = MeasureSpec(warmup_steps=0, steps=20, split_steps=0, update_norms=True)
+
+    @functools.cache
+    def finished(stage: int | None) -> Job:
+        job = launch(tiny(zero=stage, measure=measure))
+        assert job.wait() == [0, 0], job.attempt.log(0).read_text()
+        return job
+
+    return finished
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from train_entry.contract import OptimizerPlan
-from train_entry.engine_ddp import make_optimizer, warmup_lr
+from train_entry.contract import OptimizerPlan, Precision, TrialSpec
+from train_entry.engine_ddp import DdpEngine, make_optimizer, warmup_lr
+from train_entry.model import build_model
 
 PEAK_LR = 3e-4
 SGD = OptimizerPlan(name="sgd", lr=PEAK_LR, weight_decay=0.1, momentum=0.9)
@@ -40,3 +44,56 @@ def test_weight_decay_applies_to_all_parameters() -> None:
 def test_an_unknown_optimizer_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="it may be adamw or sgd"):
         make_optimizer([], dataclasses.replace(SGD, name="lion"))
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def open_alone(spec: TrialSpec, precision: Precision) -> DdpEngine:
+    plan = dataclasses.replace(spec.plan, ranks=1, micro_batch=4, warmup_steps=0, precision=precision)
+    return DdpEngine(build_model(spec.model, plan, torch.device("cpu")), plan, torch.device("cpu"))
+
+
+def train(engine: DdpEngine, updates: int) -> list[float]:
+    """Losses at one batch, twice for each update."""
+    batch = torch.arange(128).reshape(4, 32)
+    losses = []
+    for _ in range(2 * updates):
+        loss = engine.forward(batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.usefixtures("alone")
+def test_every_precision_learns_on_fp32_masters(spec: TrialSpec, precision: Precision) -> None:
+    engine = open_alone(spec, precision)
+    losses = train(engine, updates=10)
+    assert losses[-1] < losses[0] - 0.1
+    assert {parameter.dtype for parameter in engine.parameters()} == {torch.float32}
+    assert math.isfinite(engine.grad_norm() or math.nan)
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_change_at_the_accumulation_boundary_only(spec: TrialSpec) -> None:
+    losses = train(open_alone(spec, Precision.FP32), updates=2)
+    assert losses[0] == losses[1] != losses[2] == losses[3]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_gradient_norm_is_that_of_the_whole_batch_before_clipping(spec: TrialSpec) -> None:
+    fp32, fp16 = open_alone(spec, Precision.FP32), open_alone(spec, Precision.FP16)
+    train(fp32, updates=1)
+    train(fp16, updates=1)
+    norm = fp32.grad_norm()
+    assert norm is not None and norm > spec.plan.gradient_clipping
+    assert fp16.grad_norm() == pytest.approx(norm, rel=0.01)  # unscaled
