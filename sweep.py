@@ -56,7 +56,7 @@ from sweeps.models import model_shape  # noqa: E402
 from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
 from sweeps.space import Point  # noqa: E402
-from sweeps.study import Searcher  # noqa: E402
+from sweeps.study import Searcher, require_searchable  # noqa: E402
 from sweeps.tracking import BackgroundTracker, MlflowTracker, NoTracker, Tracker  # noqa: E402
 from sweeps.tracking_view import artifact_root, default_uri, ui_command  # noqa: E402
 from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
@@ -99,11 +99,14 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
     """Check everything, then search. Returns the exit status."""
     session = prepare(arguments, loader, single)
     display = make_display(sys.stdout)
-    tracker, uri = open_tracker(session)
     with exclusive(session.directory):
-        open_study(session.directory, session.record, session.config.accept_versions)
+        study = open_study(session.directory, session.record, session.config.accept_versions)
+        tracker, uri = open_tracker(session, study)
         ledger = Ledger(session.directory)
         launched = ledger.launched
+        for trial in ledger.trials:  # what an earlier start could not record; known ones cost a look-up
+            if trial.state.is_closed:
+                tracker.record(trial, ledger.attempt(trial.number) if trial.attempts else None)
         reason = search(session, ledger, display, tracker)
         tracker.close()
         return report(session, ledger, reason, uri, fresh=ledger.launched > launched)
@@ -114,6 +117,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
+    require_searchable(request.space, config.search)
     machine = detect(config.cluster)
     model = model_shape(config.model)
     flat = request.composer.flat()
@@ -146,14 +150,14 @@ def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> t
     return joined_record(known, asked), columns | point
 
 
-def open_tracker(session: Session) -> tuple[Tracker, str | None]:
+def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, str | None]:
     """The tracker and its URI. Raises TrackingError where it cannot be opened."""
     if session.config.tracking.kind == "none":
         return NoTracker(), None
     studies = session.directory.path.parent
     studies.mkdir(parents=True, exist_ok=True)
     uri = session.config.tracking.uri or default_uri(studies)
-    tracker = MlflowTracker(uri, artifact_root(studies), session.record)
+    tracker = MlflowTracker(uri, artifact_root(studies), study)
     tracker.open()
     return BackgroundTracker(tracker, session.directory.path), uri
 

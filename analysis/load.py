@@ -12,6 +12,7 @@ from train_entry.contract import (
     Measurement,
     MemoryKind,
     Origin,
+    Outcome,
     Scalar,
     State,
     StepMetrics,
@@ -64,7 +65,8 @@ class Study:
     directory: StudyDir
     record: StudyRecord
     rows: tuple[TrialRow, ...]
-    loss_tokens: int | None  # the most that every measured trial reached: where losses are compared
+    loss_tokens: int | None  # the most that every trial with a loss reached: where losses are compared
+    checked: bool = False  # losses are those of checks, longer runs of the best; others have none
     warnings: tuple[str, ...] = ()
 
     @property
@@ -84,15 +86,24 @@ def load_study(directory: StudyDir) -> Study:
         warnings.append(
             f"{directory.record}: no measurement has the objective '{record.objective}': nothing is ranked"
         )
-    streams = {number: _stream(directory.trial(number), trial) for number, trial in trials.items()}
-    tokens = _common_tokens(trials.values(), streams)
+    checked = any(isinstance(trial.check, Measurement) for trial in trials.values())
+    trained = {number: trial for number, trial in trials.items() if _has_loss(trial, checked)}
+    streams = {number: _stream(directory.trial(number), trial, checked) for number, trial in trained.items()}
+    tokens = _common_tokens(trained.values(), streams, checked)
     rows = []
     for trial in trials.values():
         source = _source(trial, trials)
         row = _measured(_row(trial), source, record.objective)
-        rows.append(row if tokens is None else _with_loss(row, source, streams[source.number], tokens))
+        if tokens is not None and source.number in streams:
+            row = _with_loss(row, _run(source, checked), streams[source.number], tokens)
+        rows.append(row)
     return Study(
-        directory=directory, record=record, rows=tuple(rows), loss_tokens=tokens, warnings=tuple(warnings)
+        directory=directory,
+        record=record,
+        rows=tuple(rows),
+        loss_tokens=tokens,
+        checked=checked,
+        warnings=tuple(warnings),
     )
 
 
@@ -136,24 +147,34 @@ def _trial(directory: StudyDir, place: TrialDir) -> Trial:
     return trial
 
 
-def _stream(place: TrialDir, trial: Trial) -> tuple[StepMetrics, ...]:
-    """Steps of the attempt that was measured; where that is not known, of the latest that recorded any."""
-    if not isinstance(trial.outcome, Measurement) and trial.state is not State.STOPPED:
-        return ()
+def _run(trial: Trial, checked: bool) -> Outcome | None:
+    """The run whose loss counts."""
+    return trial.check if checked else trial.outcome
+
+
+def _has_loss(trial: Trial, checked: bool) -> bool:
+    return isinstance(_run(trial, checked), Measurement) or (not checked and trial.state is State.STOPPED)
+
+
+def _stream(place: TrialDir, trial: Trial, checked: bool) -> tuple[StepMetrics, ...]:
+    """Steps of the attempt whose loss counts; where that is not known, of the latest that recorded any."""
+    attempt = trial.check_attempt if checked else trial.measured_attempt
     latest_first = range(trial.attempts, 0, -1)
-    for attempt in latest_first if trial.measured_attempt is None else (trial.measured_attempt,):
-        steps = tuple(read_lines(place.attempt(attempt).metrics, StepMetrics))
+    for number in latest_first if attempt is None else (attempt,):
+        steps = tuple(read_lines(place.attempt(number).metrics, StepMetrics))
         if steps:
             return steps
     return ()
 
 
-def _common_tokens(trials: Iterable[Trial], streams: Mapping[int, tuple[StepMetrics, ...]]) -> int | None:
+def _common_tokens(
+    trials: Iterable[Trial], streams: Mapping[int, tuple[StepMetrics, ...]], checked: bool
+) -> int | None:
     """The largest token count that every measured trial reached."""
     reached = [
-        streams[trial.number][-1].tokens if streams[trial.number] else trial.outcome.tokens
+        streams[trial.number][-1].tokens if streams[trial.number] else run.tokens
         for trial in trials
-        if trial.state is State.MEASURED and isinstance(trial.outcome, Measurement)
+        if trial.state is State.MEASURED and isinstance(run := _run(trial, checked), Measurement)
     ]
     return min(reached, default=None)
 
@@ -211,12 +232,12 @@ def _objective(seen: Measurement, name: str) -> float | None:
     return float(value)
 
 
-def _with_loss(row: TrialRow, source: Trial, stream: tuple[StepMetrics, ...], tokens: int) -> TrialRow:
+def _with_loss(row: TrialRow, run: Outcome | None, stream: tuple[StepMetrics, ...], tokens: int) -> TrialRow:
     if stream and stream[-1].tokens >= tokens:
         last = [step for step in stream if step.tokens <= tokens][-LOSS_STEPS:]
         return replace(row, loss=fmean(s.loss for s in last), loss_tokens=last[-1].tokens) if last else row
-    if not stream and isinstance(source.outcome, Measurement) and source.outcome.tokens == tokens:
-        return replace(row, loss=source.outcome.loss, loss_tokens=tokens)
+    if not stream and isinstance(run, Measurement) and run.tokens == tokens:
+        return replace(row, loss=run.loss, loss_tokens=tokens)
     return row
 
 

@@ -142,8 +142,8 @@ def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:
     counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "none yet"
     lines = [f"trials: {counts}; {sum(row.gpu_s for row in rows) / 3600:.3g} GPU-hours in total"]
     if study.loss_tokens is not None:
-        compared = f"loss at {study.loss_tokens:,} tokens, the most that every measured trial reached"
-        lines.append(f"{compared} (mean of the last {LOSS_STEPS} steps)")
+        where = "of the checks" if study.checked else "the most that every measured trial reached"
+        lines.append(f"loss at {study.loss_tokens:,} tokens, {where} (mean of the last {LOSS_STEPS} steps)")
     lines.append("± is the distance between the quartiles of the step times, over their median")
     if any(row.shared for row in rows):
         lines.append("* another trial ran on the same node meanwhile")

@@ -29,7 +29,7 @@ FREE_KEYS = (
     "cluster.parallel",
     "cluster.on_interrupt",
 )
-COMPARABLE_KEYS = ("model", "data", "measure")  # what a trial of one's own shares with the study it joins
+COMPARABLE_KEYS = ("model", "data")  # what a trial of one's own shares with the study it joins
 TIMED_PACKAGES = ("torch", "deepspeed", "transformers")
 
 
@@ -62,7 +62,7 @@ def study_record(
 
 
 def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
-    """What a single trial asks of the study it joins: the same model, data and measure; knobs are its own."""
+    """What a single trial asks of the study it joins: the same model and data; all else is its own."""
     shared = {
         key: asked.asked.get(key) if under(key, COMPARABLE_KEYS) else value
         for key, value in known.asked.items()

@@ -283,15 +283,15 @@ class StudyLoop:
     def _is_retried(self, number: int, outcome: Outcome) -> bool:
         if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
             return False
+        if outcome.kind is FailureKind.CANCELLED:  # by us, on Ctrl-C; or by hand while we were away
+            return not self.interrupted()
         return self.ledger[number].attempts <= self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
-        trial = self._record(number, closed_at=self.clock.now(), **changes)
-        if trial.state is State.CANCELLED:
-            return
-        proposal = self._proposals.pop(number, None)
-        if proposal is not None:
+        trial = self.ledger.change(number, closed_at=self.clock.now(), **changes)
+        if trial.state is not State.CANCELLED and (proposal := self._proposals.pop(number, None)):
             self.searcher.tell(proposal, self._lesson(trial))
+        self.observer.changed(trial)
 
     def _lesson(self, trial: Trial) -> Lesson | None:
         return lesson(trial, self.ledger.outcome(trial), self.study.objective)

@@ -33,11 +33,16 @@ class Rejection:
 
 def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
     """The plan of a configuration on a machine, or all reasons why it has none."""
-    ranks = config.ranks or machine.ranks_per_node
+    ranks = config.ranks or default_ranks(machine)
     precision = resolve_precision(config.precision, machine)
     draft = Draft(config=config, model=model, machine=machine, ranks=ranks, precision=precision)
     reasons = tuple(reason for rule in RULES if (reason := rule(draft)))
     return Rejection(reasons=reasons) if reasons else _plan(draft)
+
+
+def default_ranks(machine: Machine) -> int:
+    """All GPUs of a node. On CPU two, where it has them: what a rank costs is memory, and all cores share it."""
+    return machine.ranks_per_node if machine.device == "cuda" else min(2, machine.ranks_per_node)
 
 
 def resolve_precision(asked: str, machine: Machine) -> str:

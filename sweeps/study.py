@@ -46,8 +46,7 @@ class Searcher:
     """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
 
     def __init__(self, space: SearchSpace, search: SearchConfig, told: int = 0) -> None:
-        if search.sampler == "grid" and space.size is None:
-            raise ConfigError("search=grid needs a finite space; replace intervals by choices or ranges")
+        require_searchable(space, search)
         self._space = space
         self._is_grid = search.sampler == "grid"
         self._distributions = {dim.key: _distribution(dim) for dim in space.dimensions}
@@ -145,6 +144,12 @@ class Searcher:
         return {dim.key: _decode(dim, params[dim.key]) for dim in self._space.dimensions}
 
 
+def require_searchable(space: SearchSpace, search: SearchConfig) -> None:
+    """Raise ConfigError where the sampler cannot search the space."""
+    if search.sampler == "grid" and space.size is None:
+        raise ConfigError("search=grid needs a finite space; replace intervals by choices or ranges")
+
+
 def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ExperimentalWarning
@@ -158,8 +163,9 @@ def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
 def _distribution(dimension: Dimension) -> BaseDistribution:
     found = dimension.range
     if isinstance(found, Interval):
-        if found.integral:
+        if found.integral and found.high - found.low <= MAX_ENUMERATED:
             return IntDistribution(int(found.low), int(found.high), log=found.log)
+        # Wider ones as real numbers, snapped when proposed: the GP lists every integer of an IntDistribution.
         return FloatDistribution(found.low, found.high, log=found.log)
     if found.is_ordinal:  # as positions: 1, 2, 4, 8 are then equally far apart
         return IntDistribution(0, len(found.values) - 1)

@@ -16,7 +16,6 @@ class Verdict(StrEnum):
     LEARN = "learn"  # it tells of the plan: the sampler hears of it
     RETRY = "retry"  # it tells nothing of the plan: a new attempt, while retries are left; then drop
     DROP = "drop"  # it may tell of the plan, but not what: kept on record, not told to the sampler
-    STOP = "stop"  # going on would only repeat it
 
 
 VERDICTS: dict[FailureKind, Verdict] = {
@@ -32,7 +31,7 @@ VERDICTS: dict[FailureKind, Verdict] = {
     FailureKind.PREEMPTED: Verdict.RETRY,
     FailureKind.NODE_LOST: Verdict.RETRY,
     FailureKind.COMMS: Verdict.RETRY,
-    FailureKind.CANCELLED: Verdict.STOP,
+    FailureKind.CANCELLED: Verdict.RETRY,
 }
 
 # Out of memory is a property of the plan, as if the gate had refused it: infeasible, not failed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import warnings
 from collections.abc import Mapping
@@ -40,10 +39,7 @@ class DeepSpeedEngine:
     """Optimizer, schedule and sharding come from ds_config.json alone. See engine.TrainEngine."""
 
     def __init__(self, model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
-        config = copy.deepcopy(dict(ds_config))
-        # Its throughput timer synchronizes the device at every micro-batch; ddp has none.
-        config["timers"] = {"throughput": {"enabled": False}}
-        self._engine = deepspeed.initialize(model=model, config=config)[0]
+        self._engine = deepspeed.initialize(model=model, config=dict(ds_config))[0]
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss

@@ -25,7 +25,7 @@ def prepare_extensions() -> Path:
     """
     beside_python = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", os.defpath)
-    if beside_python not in path.split(os.pathsep):
+    if path.split(os.pathsep)[0] != beside_python:  # another ninja cannot read this one's log, and rebuilds
         os.environ["PATH"] = f"{beside_python}{os.pathsep}{path}"
     default = Path(sys.prefix) / "torch_extensions"
     return Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
@@ -45,16 +45,18 @@ def build_cpu_ops() -> None:
     for lock in remove_stale_locks(directory, STALE_LOCK_S):
         print(f"removed a stale compile lock: {lock}")
     missing = [op for op in CPU_OPS if not list(directory.glob(f"**/{op}/{op}.so"))]
-    if not missing:
-        return
-    print(f"Compiling DeepSpeed's CPU operators, once: {', '.join(missing)} (1 to 3 minutes) ...", flush=True)
+    if missing:
+        print(
+            f"Compiling DeepSpeed's CPU operators, once: {', '.join(missing)} (1 to 3 minutes) ...",
+            flush=True,
+        )
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
-    from deepspeed.accelerator import get_accelerator  # slow, and only needed when something is missing
+    from deepspeed.accelerator import get_accelerator  # slow
 
-    for op in missing:
-        get_accelerator().create_op_builder(CPU_OPS[op]).load()
-    print(f"Compiled into {directory}")
+    for builder in CPU_OPS.values():  # also those that seem to be there: what is out of date is rebuilt now
+        get_accelerator().create_op_builder(builder).load()
+    print(f"DeepSpeed's CPU operators are ready in {directory}")
 
 
 if __name__ == "__main__":

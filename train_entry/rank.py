@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train_entry.ops import extensions_dir
+from train_entry.ops import prepare_extensions
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class RankInfo:
 
 def prepare_process(where: RankInfo, device_kind: str) -> None:
     """Set what libraries read while they are imported, and tie this process to its parent."""
-    extensions_dir()
+    prepare_extensions()
     die_with_parent()
     os.environ["DS_ACCELERATOR"] = device_kind  # else DeepSpeed guesses, and warns on a CPU
     os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed insists on it

@@ -100,12 +100,20 @@ class LocalCluster:
                 controller.wait(timeout=patience_s)
             end_session(controller.pid, CANCEL_PATIENCE_S)
             controller.wait()
-        elif (record := read_document(handle.attempt.job, JobRecord)) is not None:
-            leader = record.leader_pid
-            if start_ticks(leader) in (None, record.leader_start_ticks):  # not a reused pid
-                end_session(leader, CANCEL_PATIENCE_S)
+        else:
+            leader = cancel_attempt(handle.attempt)
         del self._active[handle.attempt.path]
         self._leases.release(handle.slots, owners=(os.getpid(), leader))
+
+
+def cancel_attempt(attempt: AttemptDir) -> int | None:
+    """End all processes of an attempt, whoever launched it; returns the leader of its session."""
+    record = read_document(attempt.job, JobRecord)
+    if record is None:
+        return None
+    if start_ticks(record.leader_pid) in (None, record.leader_start_ticks):  # not a reused pid
+        end_session(record.leader_pid, CANCEL_PATIENCE_S)
+    return record.leader_pid
 
 
 def _slots(machine: Machine) -> list[Slot]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -24,7 +23,6 @@ from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from train_entry.contract import Scalar
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "sweep"
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -84,8 +82,8 @@ class Composer:
         """The ranges of the chosen space files."""
         return {key: str(text) for key, text in self.compose().space.items()}
 
-    def origin(self, key: str) -> str:
-        """Where a key got its value: the override, or the file, that set it last."""
+    def origin(self, key: str) -> str | None:
+        """Where a key got its value: the override, or the file, that set it last; None: nowhere."""
         for override in reversed(self.fixed):
             if override.lstrip("+").partition("=")[0] == key:
                 return f"override {override!r}"
@@ -93,10 +91,10 @@ class Composer:
         for entry in reversed(defaults.defaults):
             if path := self._file_setting(entry, key):
                 return path
-        return "default"
+        return None
 
     def _file_setting(self, entry: Any, key: str) -> str | None:
-        package = "" if entry.package in (None, "_global_") else f"{entry.package}."
+        package = f"{entry.package}." if entry.package else ""  # empty: the file sets keys at the top
         if not key.startswith(package):
             return None
         for source in self.loader.get_sources():
@@ -131,7 +129,7 @@ class Composer:
         lines = []
         for key, problem in validate.bad_values(typed):
             origin = f"{key}={values[key]}" if key in values else self.origin(key)
-            lines.append(f"{key}: {problem} ({origin})")
+            lines.append(f"{key}: {problem}" + (f" ({origin})" if origin else ""))
         if lines:
             raise ConfigError(lines)
         return typed
@@ -159,7 +157,7 @@ def describe(error: BaseException, prefix: str = "") -> str:
         texts.append(describe(cause) if isinstance(cause, yaml.YAMLError) else _first_line(cause))
         cause = cause.__cause__
     unique = [text for at, text in enumerate(texts) if text and text not in " ".join(texts[:at])]
-    return ": ".join(unique) + _near_keys(error)
+    return ": ".join(unique) + _way_out(error)
 
 
 def _unknown_choice(error: BaseException) -> str | None:
@@ -167,7 +165,7 @@ def _unknown_choice(error: BaseException) -> str | None:
     named = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", str(error))
     if not isinstance(error, ConfigCompositionException) or not named:
         return None
-    others = sorted(path.stem for path in (CONF / named[1]).glob("*.yaml"))
+    others = sorted(path.stem for path in (validate.CONF / named[1]).glob("*.yaml"))
     return f"{named[1]}={named[2]}: no such choice; there are {', '.join(others)}" if others else None
 
 
@@ -178,7 +176,10 @@ def _first_line(error: BaseException) -> str:
     return ": ".join(line.rstrip(".:") for line in [*lines[:1], *named])
 
 
-def _near_keys(error: BaseException) -> str:
+def _way_out(error: BaseException) -> str:
+    """What would do, where Hydra does not say it in one line."""
+    if "Ambiguous value for argument" in str(error):
+        return "; to try several values: python sweep.py -m ..."
     text = "\n".join(str(found) for found in (error, error.__cause__) if found)
     if "Key '" in text and "full_key:" in text:
         return "; " + validate.suggest(text.split("full_key:", 1)[1].split()[0])

@@ -171,9 +171,9 @@ class LimitsConfig:
     retries: int = knob(1, "new attempts of a trial that was lost for no fault of its own", low=0)
     attempt_s: float = knob(1800, "time limit of an attempt", unit="seconds", above=0)
     startup_silence_s: float = knob(
-        600, "hung: no progress for this long before the first step", unit="seconds", above=0
+        900, "hung: no progress for this long before the first step", unit="seconds", above=0
     )
-    step_silence_s: float = knob(120, "hung: no progress for this long after it", unit="seconds", above=0)
+    step_silence_s: float = knob(300, "hung: no progress for this long after it", unit="seconds", above=0)
 
 
 @dataclass
@@ -198,9 +198,11 @@ class SweepConfig:
         "what is maximized; auto: per GPU while ranks is fixed",
         choices=("auto", "tokens_per_s", "tokens_per_s_per_gpu"),
     )
-    accept_versions: bool = knob(False, "go on with a study begun with another torch, DeepSpeed or GPU")
+    accept_versions: bool = knob(
+        False, "go on with a study begun with another torch, DeepSpeed, transformers or GPU"
+    )
     engine: str = knob("deepspeed", "who shards and reduces", choices=("ddp", "deepspeed"))
-    ranks: int | None = knob(None, "processes, one a GPU; null: all of one node", low=1)
+    ranks: int | None = knob(None, "processes, one a GPU; null: all GPUs of one node, or 2 on CPU", low=1)
     micro_batch: int = knob(1, "sequences per rank and forward pass", unit="sequences", low=1, grid="pow2")
     global_batch: int = knob(32, "sequences per optimizer step, over all ranks", unit="sequences", low=1)
     seq_len: int = knob(1024, "tokens per sequence", unit="tokens", low=2)

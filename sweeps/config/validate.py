@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sweeps.config.schema import SweepConfig
@@ -23,7 +24,9 @@ def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dat
     return found
 
 
+CONF = Path(__file__).resolve().parents[2] / "conf"
 FIELDS = fields_by_key()
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 
 def unknown_keys(container: Mapping[str, Any]) -> Iterator[str]:
@@ -44,7 +47,7 @@ def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def suggest(key: str) -> str:
     """What a mistyped key may have meant."""
-    near = difflib.get_close_matches(key, FIELDS, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(key, [*FIELDS, *GROUPS], n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else "`python sweep.py --help` lists the keys"
 
 

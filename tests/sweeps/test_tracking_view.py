@@ -37,7 +37,7 @@ beegfs /data\\040sets beegfs rw 0 0
 """
 
 
-@pytest.mark.parametrize("studies", ["/work/studies", "/home/local/me/studies", "/homes/studies"])
+@pytest.mark.parametrize("studies", ["/srv/studies", "/home/local/me/studies", "/homes/studies"])
 def test_studies_on_a_local_disk_have_the_database_beside_them(studies: str) -> None:
     assert default_uri(Path(studies), MOUNTS) == f"sqlite:///{studies}/mlflow.db"
 

@@ -212,8 +212,29 @@ def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
     return job
 
 
+LOAD_CPU_OPS = """
+from train_entry.ops import CPU_OPS, prepare_extensions
+prepare_extensions()
+from deepspeed.accelerator import get_accelerator
+for builder in CPU_OPS.values():
+    get_accelerator().create_op_builder(builder).load()
+"""
+
+
 @pytest.fixture(scope="session")
-def relaunch() -> Iterator[Callable[[AttemptDir], Job]]:
+def cpu_ops() -> None:
+    """Load DeepSpeed's operators once before any rank does.
+
+    Loading compiles them anew where another version of ninja built them, though they are there: minutes, in
+    which a rank would reach its time limit. One killed meanwhile leaves a lock that all later ones wait for,
+    so this process is waited for and never killed.
+    """
+    environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
+    assert subprocess.Popen([sys.executable, "-P", "-c", LOAD_CPU_OPS], env=environment).wait() == 0
+
+
+@pytest.fixture(scope="session")
+def relaunch(cpu_ops: None) -> Iterator[Callable[[AttemptDir], Job]]:
     """Start the ranks of an attempt directory; none outlives the session."""
     jobs: list[Job] = []
 
@@ -241,7 +262,7 @@ def attempt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrialSpec], A
 
 
 @pytest.fixture(scope="session")
-def run_module() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_module(cpu_ops: None) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`python -m` these arguments, to its end, without a launcher's environment."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

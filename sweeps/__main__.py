@@ -1,0 +1,108 @@
+"""`python -m sweeps`: studies on disk, without starting a sweep.
+
+list    which studies there are, how far they came
+cancel  end the running trials of a study whose orchestrator is gone
+replay  record a study in MLflow from its files
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from sweeps.errors import ConfigError, SweepError
+from sweeps.ledger import Ledger, exclusive
+from train_entry.contract import ContractError, State, StudyDir, StudyRecord, read_document
+
+OK, ERROR, BAD_INPUT = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 1 error, 2 bad input."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        return status
+    except (ConfigError, ContractError) as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except SweepError as error:
+        print(error, file=sys.stderr)
+        return ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sweeps", description="Studies on disk.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="which studies there are, and how far they came")
+    listing.add_argument("studies_dir", nargs="?", default="studies", metavar="STUDIES_DIR")
+    listing.set_defaults(run=_list)
+    cancel = commands.add_parser(
+        "cancel", help="end the running trials of a study whose orchestrator is gone"
+    )
+    cancel.add_argument("study_dir", metavar="STUDY_DIR")
+    cancel.set_defaults(run=_cancel)
+    replay = commands.add_parser("replay", help="record a study in MLflow from its files; may be repeated")
+    replay.add_argument("study_dir", metavar="STUDY_DIR")
+    replay.add_argument("--uri", help="tracking URI; the default lies beside the studies")
+    replay.set_defaults(run=_replay)
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = sorted(Path(options.studies_dir).glob("*/study.json"))
+    if not found:
+        raise ConfigError(f"{options.studies_dir}: no study here; give the directory that holds them")
+    for path in found:
+        print(_summary(StudyDir(path.parent)))
+    return OK
+
+
+def _summary(directory: StudyDir) -> str:
+    try:
+        record, ledger = _study(directory), Ledger(directory)
+    except (ContractError, ConfigError) as error:
+        return f"{directory.path.name}: unreadable: {error}"
+    counts = Counter(trial.state for trial in ledger.trials)
+    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no trials"
+    ranked = [(float(getattr(seen, record.objective)), trial.number) for trial, seen in ledger.measurements()]
+    best = f"; best {max(ranked)[0]:,.0f} {record.objective}, trial {max(ranked)[1]:04d}" if ranked else ""
+    return f"{record.name}: {record.model.name}: {states}{best}"
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from sweeps.cluster.local import cancel_attempt  # submitit: half a second that `list` need not wait
+
+    directory = StudyDir(Path(options.study_dir))
+    _study(directory)
+    with exclusive(directory):  # an orchestrator that is still there would launch it again: use its Ctrl-C
+        ledger = Ledger(directory)
+        running = [trial for trial in ledger.trials if trial.state is State.RUNNING]
+        for trial in running:
+            cancel_attempt(ledger.attempt(trial.number))
+    print(f"ended {len(running)} running trials; the study's own command resumes it")
+    return OK
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from sweeps.tracking import default_uri, replay, ui_command  # mlflow: seconds that `list` need not wait
+
+    directory = StudyDir(Path(options.study_dir).absolute())
+    _study(directory)
+    uri = options.uri or default_uri(directory.path.parent)
+    print(f"recorded {replay(directory, uri)} trials\n{ui_command(uri)}")
+    return OK
+
+
+def _study(directory: StudyDir) -> StudyRecord:
+    record = read_document(directory.record, StudyRecord)
+    if record is None:
+        raise ConfigError(f"{directory.path}: no study here; it has no {directory.record.name}")
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main())

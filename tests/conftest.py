@@ -1,0 +1,103 @@
+"""Starts the real command line in processes of its own, its state apart from the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = (
+    "model.layers=1",
+    "measure.warmup_steps=1",
+    "measure.steps=3",
+    "measure.split_steps=0",
+)  # a trial is then little more than its start-up
+
+
+@dataclass
+class CommandLine:
+    """`python sweep.py`, studies under `directory`."""
+
+    directory: Path
+    script: Path = ROOT / "sweep.py"
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def studies(self) -> Path:
+        return self.directory / "studies"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """In a session of its own, as in a terminal of its own."""
+        process = subprocess.Popen(
+            [sys.executable, str(self.script), *arguments],
+            cwd=self.directory,
+            env={**os.environ, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=280)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> Iterator[CommandLine]:
+    line = CommandLine(tmp_path)
+    yield line
+    line.end()
+
+
+@pytest.fixture(scope="module")
+def module_command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """One directory for all tests of a module, which then share what its first command measured."""
+    line = CommandLine(tmp_path_factory.mktemp("sweeps"))
+    yield line
+    line.end()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> CommandLine:
+    """A copy of what the command line needs, whose conf/ a test may change."""
+    for name in ("conf", "sweeps", "train_entry", "analysis"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "sweep.py", tmp_path / "sweep.py")
+    return CommandLine(tmp_path, script=tmp_path / "sweep.py")
+
+
+@pytest.fixture(scope="session")
+def quick() -> tuple[str, ...]:
+    return QUICK
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[[Callable[[], bool], float], None]:
+    """Poll until a condition holds."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {condition}"
+            time.sleep(0.1)
+
+    return wait

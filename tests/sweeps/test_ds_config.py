@@ -1,0 +1,113 @@
+"""DeepSpeed's configuration file: golden texts, and what must hold for each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.ds_config import deepspeed_config, ds_config_text
+from train_entry.contract import Engine, Plan, Precision
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "ds_config"
+CASES: dict[str, dict[str, Any]] = {
+    "zero0": {"zero": {"stage": 0}, "precision": Precision.FP32},
+    "zero1": {"zero": {"stage": 1, "reduce_bucket_size": 50_000_000}, "warmup_steps": 10},
+    "zero2": {"zero": {"stage": 2, "overlap_comm": True}, "micro_batch": 2, "optimizer": {"fused": True}},
+    "zero3": {"zero": {"stage": 3, "overlap_comm": True}, "warmup_steps": 100, "gradient_clipping": 0.0},
+    "zero2_sgd": {
+        "optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.9},
+        "precision": Precision.FP32,
+        "warmup_steps": 5,
+    },
+    "zero3_fp16": {"zero": {"stage": 3, "contiguous_gradients": False}, "precision": Precision.FP16},
+}
+# DeepSpeed reads the batches against the number of ranks, of which this process is the only one.
+ACCEPT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from deepspeed.runtime.config import DeepSpeedConfig
+document = json.load(open(sys.argv[1]))
+document["train_batch_size"] //= 2
+config = DeepSpeedConfig(document)
+read = {
+    "stage": config.zero_optimization_stage,
+    "accumulation": config.gradient_accumulation_steps,
+    "fp16": config.float16_config.enabled,
+    "bf16": config.bfloat16_config.enabled,
+    "optimizer": config.optimizer_name,
+    "scheduler": config.scheduler_name,
+    "clipping": config.gradient_clipping,
+    "bucket": config.zero_config.reduce_bucket_size,
+    "overlap": config.zero_config.overlap_comm,
+}
+print("read " + json.dumps(read))
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_gives_the_document_that_was_reviewed(make_plan: Callable[..., Plan], name: str) -> None:
+    expected = (GOLDEN / f"{name}.json").read_text()
+    assert ds_config_text(make_plan(**CASES[name])) == expected
+
+
+def test_every_reviewed_document_has_its_plan() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_batch_triad_agrees_with_two_ranks(name: str) -> None:
+    document = json.loads((GOLDEN / f"{name}.json").read_text())
+    micro, accumulation = (
+        document["train_micro_batch_size_per_gpu"],
+        document["gradient_accumulation_steps"],
+    )
+    assert document["train_batch_size"] == 2 * micro * accumulation
+
+
+def test_the_peak_rate_stands_in_the_optimizer_and_in_the_scheduler(make_plan: Callable[..., Plan]) -> None:
+    document = deepspeed_config(make_plan(warmup_steps=10, optimizer={"lr": 6e-4}))
+    warmup = document["scheduler"]["params"]
+    assert document["optimizer"]["params"]["lr"] == warmup["warmup_max_lr"] == 6e-4
+    assert (warmup["warmup_type"], warmup["warmup_num_steps"]) == ("linear", 10)
+
+
+def test_without_warmup_there_is_no_scheduler(make_plan: Callable[..., Plan]) -> None:
+    assert "scheduler" not in deepspeed_config(make_plan(warmup_steps=0))
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_one_precision_at_most_is_on(make_plan: Callable[..., Plan], precision: Precision) -> None:
+    document = deepspeed_config(make_plan(precision=precision))
+    on = [name for name in ("bf16", "fp16") if document[name]["enabled"]]
+    assert on == ([] if precision is Precision.FP32 else [precision.value])
+
+
+def test_ddp_has_no_document(make_plan: Callable[..., Plan]) -> None:
+    assert ds_config_text(make_plan(engine=Engine.DDP)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_deepspeed_reads_the_document_as_it_is_meant(name: str) -> None:
+    path = GOLDEN / f"{name}.json"
+    command = [sys.executable, "-c", ACCEPT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("read ")] or [done.stderr]
+    document = json.loads(path.read_text())
+    assert json.loads(line.removeprefix("read ")) == {
+        "stage": document["zero_optimization"]["stage"],
+        "accumulation": document["gradient_accumulation_steps"],
+        "fp16": document["fp16"]["enabled"],
+        "bf16": document["bf16"]["enabled"],
+        "optimizer": document["optimizer"]["type"].lower(),
+        "scheduler": document.get("scheduler", {}).get("type"),
+        "clipping": document["gradient_clipping"],
+        "bucket": document["zero_optimization"]["reduce_bucket_size"],
+        "overlap": document["zero_optimization"]["overlap_comm"],
+    }

@@ -1,0 +1,196 @@
+"""Who proposes: never a point twice, nothing that is known, and what it hears of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+from sweeps.config.schema import SearchConfig
+from sweeps.errors import ConfigError
+from sweeps.space import Choices, Dimension, Interval, Point, SearchSpace
+from sweeps.study import Proposal, Searcher
+from sweeps.verdicts import BROKEN, HOLDS, Lesson
+from train_entry.contract import Scalar
+
+
+def choices(key: str, *values: Scalar) -> Dimension:
+    return Dimension(key=key, text=",".join(map(str, values)), range=Choices(values=values))
+
+
+FINITE = SearchSpace(
+    dimensions=(choices("strategy", "ddp", "zero1", "zero2"), choices("micro_batch", 1, 2, 4))
+)
+BUCKETS = SearchSpace(
+    dimensions=(
+        Dimension(
+            key="bucket", text="", range=Interval(low=5e7, high=1e9, log=True, integral=True, digits=2)
+        ),
+        choices("overlap", True, False),
+    )
+)
+SAMPLERS = ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.slow)]  # gp imports torch
+MODELS = ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow)]
+
+
+def searcher(space: SearchSpace = FINITE, told: int = 0, **search: Any) -> Searcher:
+    return Searcher(space, SearchConfig(**{"startup_trials": 2, **search}), told=told)
+
+
+def good(point: Point, value: float = 100.0) -> Lesson:
+    return Lesson(point=point, value=value, legal=HOLDS, memory=HOLDS, trained=HOLDS)
+
+
+def too_large(point: Point) -> Lesson:
+    return Lesson(point=point, value=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
+
+
+def ask(found: Searcher) -> Proposal:
+    proposal = found.ask()
+    assert proposal is not None
+    return proposal
+
+
+def told(found: Searcher) -> list[optuna.trial.FrozenTrial]:
+    """The finished trials as Optuna has them."""
+    trials = found._study.get_trials(deepcopy=False)
+    return [trial for trial in trials if trial.state is optuna.trial.TrialState.COMPLETE]
+
+
+def key(point: Point) -> tuple[Scalar, ...]:
+    return tuple(point.values())
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_finite_space_is_proposed_whole_and_no_point_twice(sampler: str) -> None:
+    found = searcher(sampler=sampler)
+    points = []
+    while proposal := found.ask():
+        points.append(key(proposal.point))
+        found.tell(proposal, good(proposal.point, value=float(len(points))))
+    assert sorted(points, key=str) == sorted((key(point) for point in FINITE.points()), key=str)
+
+
+def test_points_that_are_being_tried_are_not_proposed_again() -> None:
+    found = searcher()
+    points = {key(ask(found).point) for _ in range(9)}
+    assert len(points) == 9
+    assert found.ask() is None
+
+
+def test_a_grid_goes_in_the_order_written() -> None:
+    found = searcher(sampler="grid")
+    assert [ask(found).point for _ in range(9)] == list(FINITE.points())
+
+
+def test_a_grid_needs_a_finite_space() -> None:
+    with pytest.raises(ConfigError, match="grid needs a finite space"):
+        searcher(BUCKETS, sampler="grid")
+
+
+def test_a_space_of_one_point_is_proposed_once() -> None:
+    found = searcher(SearchSpace(dimensions=()))
+    assert ask(found).point == {}
+    assert found.ask() is None
+
+
+@pytest.mark.parametrize("sampler", MODELS)
+def test_an_infinite_space_gives_new_points_with_snapped_values(sampler: str) -> None:
+    found = searcher(BUCKETS, sampler=sampler)
+    points = []
+    for _ in range(12):
+        proposal = ask(found)
+        points.append(proposal.point)
+        found.tell(proposal, good(proposal.point, value=float(str(proposal.point["bucket"])[:2])))
+    assert len({key(point) for point in points}) == 12
+    assert [point for point in points if BUCKETS.snap(point) != point] == []
+
+
+@pytest.mark.parametrize("sampler", MODELS)
+def test_every_sampler_hears_of_out_of_memory(sampler: str) -> None:
+    found = searcher(sampler=sampler)
+    for teach in (good, too_large, good, too_large, good):
+        proposal = ask(found)
+        found.tell(proposal, teach(proposal.point))
+    broken = [trial for trial in told(found) if trial.constraints["memory"] > 0]
+    assert len(told(found)) == 5
+    assert [(trial.value, trial.constraints["legal"]) for trial in broken] == [(100.0, HOLDS)] * 2
+
+
+def test_a_bad_point_counts_as_the_worst_value_seen() -> None:
+    found = searcher()
+    for value in (50.0, 80.0):
+        proposal = ask(found)
+        found.tell(proposal, good(proposal.point, value))
+    proposal = ask(found)
+    found.tell(proposal, too_large(proposal.point))
+    assert [trial.value for trial in told(found)] == [50.0, 80.0, 50.0]
+
+
+def test_a_bad_point_before_any_good_one_counts_as_nothing() -> None:
+    found = searcher()
+    proposal = ask(found)
+    found.tell(proposal, too_large(proposal.point))
+    assert [trial.value for trial in told(found)] == [0.0]
+
+
+def test_what_taught_nothing_is_not_told_and_not_proposed_again() -> None:
+    found = searcher()
+    first = ask(found)
+    found.tell(first, None)
+    others = [key(ask(found).point) for _ in range(8)]
+    assert told(found) == []
+    assert key(first.point) not in others
+
+
+def test_ordinal_choices_are_told_by_position_and_others_by_name() -> None:
+    found = searcher()
+    found.remember(good({"strategy": "zero1", "micro_batch": 4}))
+    (trial,) = told(found)
+    assert trial.params == {"strategy": "zero1", "micro_batch": 2}
+
+
+def test_an_unordered_list_of_numbers_is_told_as_categories() -> None:
+    space = SearchSpace(dimensions=(choices("micro_batch", 4, 1, 2),))
+    found = searcher(space)
+    found.remember(good({"micro_batch": 1}))
+    assert told(found)[0].params == {"micro_batch": 1}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_rebuilt_from_lessons_it_proposes_no_known_point(sampler: str) -> None:
+    points = list(FINITE.points())
+    found = searcher(sampler=sampler, told=7)
+    for point in points[:4]:
+        found.remember(good(point))
+    found.remember(too_large(points[4]))
+    found.skip(points[5])
+    found.resume(points[6])
+    assert {key(ask(found).point) for _ in range(2)} == {key(point) for point in points[7:]}
+    assert found.ask() is None
+
+
+def test_a_resumed_point_is_told_like_any_other() -> None:
+    found = searcher()
+    point: Point = {"strategy": "zero2", "micro_batch": 2}
+    proposal = found.resume(point)
+    found.tell(proposal, good(point, 70.0))
+    assert proposal.point == point
+    assert [(trial.params, trial.value) for trial in told(found)] == [
+        ({"strategy": "zero2", "micro_batch": 1}, 70.0)
+    ]
+
+
+def test_a_resumed_point_of_an_interval_keeps_its_value() -> None:
+    found = searcher(BUCKETS)
+    point: Point = {"bucket": 120_000_000, "overlap": False}
+    found.tell(found.resume(point), good(point))
+    assert told(found)[0].params == point
+
+
+def test_another_start_asks_with_another_seed() -> None:
+    first, second, again = (searcher(BUCKETS, told=count) for count in (0, 5, 0))
+    points = [key(ask(found).point) for found in (first, second, again)]
+    assert points[0] == points[2]
+    assert points[0] != points[1]

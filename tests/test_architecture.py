@@ -1,0 +1,258 @@
+"""Decisions that no single module can keep: who imports whom, how large things may grow, what is never used.
+
+Each test gathers what breaks its rule, file by file, and expects nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sweeps.verdicts import VERDICTS
+from train_entry.contract import FailureKind
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("sweeps", "train_entry", "analysis", "sweep")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+MAX_NESTED_BLOCKS = 3
+BROAD_EXCEPTS = {"train_entry/main.py", "sweeps/tracking.py"}  # the job's edge; around the tracker
+# Put together here, so that this file does not find itself.
+PATHS_OF_ONE_MACHINE = tuple(f"/{name}/" for name in ("work", "farm"))
+
+
+def sources(*folders: str) -> list[str]:
+    """Python files below folders, as paths from the root."""
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+PRODUCT = ["sweep.py", *sources("sweeps", "train_entry", "analysis")]
+# Decide, and touch nothing: neither a third-party system nor a process or file of their own.
+PURE_NAMES = ("space", "plan", "rules", "ds_config", "verdicts", "limits", "machine")
+PURE = [f"sweeps/{name}.py" for name in PURE_NAMES]
+
+
+@functools.cache
+def nodes(path: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
+
+
+@functools.cache
+def imports(path: str) -> frozenset[str]:
+    """Dotted names of all modules that a file imports, also inside functions."""
+    plain = {alias.name for node in nodes(path) if isinstance(node, ast.Import) for alias in node.names}
+    named = {node.module or "." for node in nodes(path) if isinstance(node, ast.ImportFrom)}
+    return frozenset(plain | named | set(submodules(path)))
+
+
+def submodules(path: str) -> Iterator[str]:
+    """`from train_entry import engine` imports train_entry.engine."""
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module in OURS:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def under(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def third_party(path: str) -> set[str]:
+    tops = {module.partition(".")[0] for module in imports(path)}
+    return tops - set(sys.stdlib_module_names) - set(OURS) - {"__main__"}
+
+
+def ours_beyond(paths: list[str], *allowed: str) -> set[tuple[str, str]]:
+    """(file, module of ours that it imports and may not)."""
+    return {
+        (path, module)
+        for path in paths
+        for module in imports(path)
+        if under(module, *OURS) and not under(module, *allowed) and module not in OURS
+    }
+
+
+def others_among(paths: list[str], *forbidden: str) -> set[tuple[str, str]]:
+    """(file, third-party package that it imports and may not)."""
+    return {(path, package) for path in paths for package in third_party(path) if package in forbidden}
+
+
+def functions(path: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def blocks_deep(node: ast.AST, depth: int = 0) -> int:
+    """The deepest chain of blocks inside a node; an `elif` or a `case` is no deeper than its chain."""
+    block = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+    deepest = depth
+    for child in ast.iter_child_nodes(node):
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, blocks_deep(child, depth + (isinstance(child, block) and not is_elif)))
+    return deepest
+
+
+def catches_everything(node: ast.AST) -> bool:
+    names = (None, "Exception", "BaseException")
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    reraises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in node.body)
+    return (ast.unparse(node.type) if node.type else None) in names and not reraises
+
+
+# ---------------------------------------------------------------- who imports whom
+
+
+def test_the_contract_imports_the_standard_library_only() -> None:
+    contract = sources("train_entry/contract")
+    assert {(path, package) for path in contract for package in third_party(path)} == set()
+    assert ours_beyond(contract, "train_entry.contract") == set()
+
+
+def test_a_job_knows_nothing_else_of_ours() -> None:
+    assert ours_beyond(sources("train_entry"), "train_entry") == set()
+    assert [path for path in sources("train_entry") if imports(path) & {"sweeps", "analysis", "sweep"}] == []
+
+
+def test_the_orchestrator_knows_only_the_contract_of_a_job() -> None:
+    assert ours_beyond(sources("sweeps"), "sweeps", "train_entry.contract") == set()
+    assert [path for path in sources("sweeps") if imports(path) & {"analysis", "sweep"}] == []
+
+
+def test_reports_know_only_the_contract_of_a_job() -> None:
+    assert ours_beyond(sources("analysis"), "analysis", "train_entry.contract") == set()
+    assert [path for path in sources("analysis") if imports(path) & {"sweeps", "sweep"}] == []
+
+
+def test_the_wiring_knows_only_the_contract_of_a_job_too() -> None:
+    assert ours_beyond(["sweep.py"], "sweeps", "analysis", "train_entry.contract") == set()
+
+
+def test_imports_are_absolute() -> None:
+    relative = [
+        path
+        for path in PRODUCT
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert relative == []
+
+
+def test_the_orchestrator_never_imports_what_trains() -> None:
+    assert others_among(["sweep.py", *sources("sweeps")], "torch", "deepspeed", "transformers") == set()
+
+
+def test_a_job_knows_nothing_of_searches() -> None:
+    searching = ("hydra", "omegaconf", "optuna", "submitit", "mlflow")
+    assert others_among(sources("train_entry"), *searching) == set()
+
+
+def test_reports_need_neither_a_search_nor_torch() -> None:
+    foreign = ("optuna", "submitit", "torch", "deepspeed", "hydra", "omegaconf", "mlflow")
+    assert others_among(sources("analysis"), *foreign) == set()
+
+
+# ---------------------------------------------------------------- one door per third-party system
+
+
+@pytest.mark.parametrize(
+    ("package", "doors"),
+    [
+        ("optuna", ("sweeps/study.py",)),
+        ("submitit", ("sweeps/cluster/",)),
+        ("mlflow", ("sweeps/tracking.py",)),
+        ("hydra", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
+        ("omegaconf", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
+        ("pynvml", ("sweeps/cluster/devices.py", "train_entry/environment.py")),
+        ("psutil", ("sweeps/cluster/processes.py",)),
+        ("rich", ("sweeps/display.py", "analysis/")),
+        ("deepspeed", ("train_entry/engine_deepspeed.py", "train_entry/ops.py")),
+        ("torch", ("train_entry/",)),
+        ("transformers", ("train_entry/",)),
+    ],
+)
+def test_a_package_has_its_door(package: str, doors: tuple[str, ...]) -> None:
+    importers = {path for path in PRODUCT if package in third_party(path)}
+    assert importers != set()
+    assert [path for path in importers if not path.startswith(doors)] == []
+
+
+def test_what_decides_touches_no_other_system() -> None:
+    effects = {"subprocess", "socket", "shutil", "tempfile", "threading", "time"}
+    assert [(path, third_party(path)) for path in PURE if third_party(path)] == []
+    assert [path for path in PURE if imports(path) & effects] == []
+
+
+def test_what_decides_imports_only_what_decides() -> None:
+    pure = (f"sweeps.{name}" for name in PURE_NAMES)
+    assert ours_beyond(PURE, *pure, "sweeps.config.schema", "train_entry.contract") == set()
+
+
+# ---------------------------------------------------------------- size
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len((ROOT / path).read_text().splitlines()) for path in PRODUCT + sources("tests")}
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        (path, node.name): (node.end_lineno or 0) - node.lineno + 1
+        for path in PRODUCT
+        for node in functions(path)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_functions_are_flat() -> None:
+    depths = {(path, node.name): blocks_deep(node) for path in PRODUCT for node in functions(path)}
+    assert {name: depth for name, depth in depths.items() if depth > MAX_NESTED_BLOCKS} == {}
+
+
+def test_nesting_is_counted_as_a_reader_sees_it() -> None:
+    chain = "def f():\n if a: pass\n elif b: pass\n elif c: pass\n"
+    nested = "def f():\n for a in b:\n  if a:\n   with a: pass\n"
+    assert [blocks_deep(ast.parse(text)) for text in (chain, nested)] == [1, 3]
+
+
+# ---------------------------------------------------------------- what is never used
+
+
+def test_all_exceptions_are_caught_at_two_edges_only() -> None:
+    broad = [path for path in PRODUCT for node in nodes(path) if catches_everything(node)]
+    assert len(broad) <= 2
+    assert set(broad) <= BROAD_EXCEPTS
+
+
+def test_no_text_is_run_as_code_or_by_a_shell() -> None:
+    calls = [(path, node) for path in PRODUCT for node in nodes(path) if isinstance(node, ast.Call)]
+    evaluating = {"eval", "exec", "os.system", "os.popen", "__import__"}
+    assert [path for path, call in calls if ast.unparse(call.func) in evaluating] == []
+    assert [path for path, call in calls if any(word.arg == "shell" for word in call.keywords)] == []
+
+
+def test_nothing_is_pickled() -> None:
+    pickles = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+    assert [path for path in PRODUCT if imports(path) & pickles] == []
+
+
+def test_importing_the_job_package_does_nothing() -> None:
+    assert (ROOT / "train_entry" / "__init__.py").read_text() == ""
+
+
+def test_every_kind_of_failure_has_a_verdict() -> None:
+    assert set(VERDICTS) == set(FailureKind)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = [ROOT / name for name in listed.stdout.split("\0") if name]
+    texts = {path: path.read_text(errors="replace") for path in tracked if path.is_file()}
+    assert [str(path) for path, text in texts.items() if any(p in text for p in PATHS_OF_ONE_MACHINE)] == []
