@@ -108,7 +108,7 @@ class StudyLoop:
                 self._remember(trial)
         for trial in self.ledger.trials:
             if trial.check_attempt is not None and trial.check is None:
-                self._attach(trial)
+                self._resume_check(trial)
 
     def _remember(self, trial: Trial) -> None:
         if known := self._lesson(trial):
@@ -124,6 +124,12 @@ class StudyLoop:
         else:
             now = self.clock.now()  # the time it lay between two starts is not the study's
             self._record(trial.number, state=State.QUEUED, created_at=now, closed_at=None)
+
+    def _resume_check(self, trial: Trial) -> None:
+        if self.ledger.attempt(trial.number).spec.exists():
+            self._attach(trial)
+        else:  # the earlier start ended before it launched it
+            self._record(trial.number, check_attempt=None)
 
     def _attach(self, trial: Trial) -> None:
         attempt = self.ledger.attempt(trial.number)

@@ -41,7 +41,7 @@ def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | 
 
 
 def default_ranks(machine: Machine) -> int:
-    """All GPUs of a node. On CPU two, where it has them: what a rank costs is memory, and all cores share it."""
+    """All GPUs of a node. On CPU two, where it has them: each costs memory, and all share its bandwidth."""
     return machine.ranks_per_node if machine.device == "cuda" else min(2, machine.ranks_per_node)
 
 

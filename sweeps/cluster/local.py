@@ -15,10 +15,11 @@ from submitit.local.local import LocalExecutor, LocalJob
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.cluster.leases import LeasePool, Slot, default_directory
 from sweeps.cluster.processes import end_session, is_alive, start_ticks
-from sweeps.cluster.supervisor import ROOT, supervise
+from sweeps.cluster.supervisor import supervise
 from sweeps.machine import Machine
 from train_entry.contract import AttemptDir, JobRecord, TrialSpec, read_document
 
+ROOT = Path(__file__).resolve().parents[2]
 START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a busy machine takes seconds
 ENDING_PATIENCE_S = 10.0  # for a job whose ranks have ended to reap them
 CANCEL_PATIENCE_S = 3.0  # for supervisors to write how their ranks ended
@@ -125,7 +126,7 @@ def _slots(machine: Machine) -> list[Slot]:
 def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
     return environment | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(slots) if machine.device == "cuda" else "",
     }

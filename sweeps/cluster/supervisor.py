@@ -34,7 +34,6 @@ from train_entry.contract import (
     write_atomic,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 PEER_GRACE_S = 3.0  # for a rank to record its own failure after a peer has failed
 STACKS_S = 1.0  # for a silent rank to write its stacks before it is killed
@@ -76,7 +75,6 @@ def rank_environment(attempt: AttemptDir, spec: TrialSpec, rank: int, local_rank
     threads = 1 if spec.device == "cpu" else min(MAX_GPU_THREADS, max(1, (os.cpu_count() or 1) // ranks))
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

@@ -98,6 +98,7 @@ class FakeCluster:
     parallel: int = 1
     polls: Mapping[str, float] = field(default_factory=dict)  # by the same names; inf: never ends by itself
     jobs: dict[AttemptDir, _Job] = field(default_factory=dict)  # running, whoever launched them
+    taken: set[str] = field(default_factory=set)  # slots that other studies hold
     launched: list[TrialSpec] = field(default_factory=list)
     most_at_once: int = 0
     _ours: set[AttemptDir] = field(default_factory=set)
@@ -152,7 +153,7 @@ class FakeCluster:
         job.script(attempt, job.spec)
 
     def _free(self) -> list[str]:
-        taken = {slot for job in self.jobs.values() for slot in job.slots}
+        taken = self.taken | {slot for job in self.jobs.values() for slot in job.slots}
         cores = [f"core-{index}" for index in range(self.machine.capacity)]
         return [core for core in cores if core not in taken]
 

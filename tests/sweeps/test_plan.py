@@ -66,6 +66,7 @@ def identity(shape: ModelShape, make_plan: Callable[..., Plan]) -> Callable[...,
 
 def test_a_plan_holds_what_its_configuration_says(shape: ModelShape, machine: Machine) -> None:
     config = SweepConfig(
+        ranks=4,
         micro_batch=2,
         global_batch=32,
         seq_len=64,
@@ -87,9 +88,11 @@ def test_sgd_carries_momentum_and_nothing_of_adam(shape: ModelShape, machine: Ma
     assert plan.optimizer == OptimizerPlan(name="sgd", lr=3e-4, weight_decay=0.0, momentum=0.8, fused=True)
 
 
-def test_ranks_are_one_node_unless_said(shape: ModelShape, machine: Machine) -> None:
-    assert plan_of(SweepConfig(seq_len=64), shape, machine).ranks == 4
-    assert plan_of(SweepConfig(seq_len=64, ranks=2), shape, machine).ranks == 2
+def test_ranks_are_all_gpus_of_a_node_or_two_cores_unless_said(shape: ModelShape, machine: Machine) -> None:
+    gpus = Machine(device="cuda", nodes=2, ranks_per_node=8)
+    assert plan_of(SweepConfig(seq_len=64), shape, gpus).ranks == 8
+    assert plan_of(SweepConfig(seq_len=64), shape, machine).ranks == 2
+    assert plan_of(SweepConfig(seq_len=64, ranks=4), shape, machine).ranks == 4
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ GPUS = tuple(Gpu(uuid=f"GPU-{index}", name="H200", memory_bytes=1) for index in 
 
 def config(**changes: Any) -> SweepConfig:
     """Legal on four ranks: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
-    return dataclasses.replace(SweepConfig(micro_batch=2, global_batch=32, seq_len=128), **changes)
+    return dataclasses.replace(SweepConfig(ranks=4, micro_batch=2, global_batch=32, seq_len=128), **changes)
 
 
 def reasons(config: SweepConfig, model: ModelShape, machine: Machine) -> tuple[str, ...]:

@@ -1,0 +1,70 @@
+"""Which GPUs are ours to use, as CUDA itself reads CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sweeps.cluster.devices import detect, visible
+from sweeps.config.schema import ClusterConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Gpu, Machine
+
+GPUS = [
+    Gpu(uuid=f"GPU-{letters}", name="H200", memory_bytes=1) for letters in ("aa11", "ab22", "bc33", "cd44")
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "uuids"),
+    [
+        (None, ["aa11", "ab22", "bc33", "cd44"]),
+        ("", []),
+        ("2", ["bc33"]),
+        ("3,0", ["cd44", "aa11"]),
+        (" 1 , 2 ", ["ab22", "bc33"]),
+        ("GPU-bc33", ["bc33"]),
+        ("GPU-c,GPU-b", ["cd44", "bc33"]),
+        ("GPU-bc33,0", ["bc33", "aa11"]),
+        ("GPU-a", []),  # ambiguous
+        ("0,9,1", ["aa11"]),
+        ("0,-1,1", ["aa11"]),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,,1", ["aa11"]),
+        ("GPU-xx,0", []),
+    ],
+)
+def test_a_setting_shows_gpus_in_its_order_up_to_the_first_unknown_one(
+    setting: str | None, uuids: list[str]
+) -> None:
+    assert [gpu.uuid for gpu in visible(GPUS, setting)] == [f"GPU-{uuid}" for uuid in uuids]
+
+
+def test_without_gpus_nothing_is_visible() -> None:
+    assert visible([], None) == visible([], "0") == ()
+
+
+def test_a_cpu_machine_holds_a_rank_a_core() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert detect(ClusterConfig(device="cpu")) == Machine(
+        device="cpu", nodes=1, ranks_per_node=cores, cores=cores
+    )
+
+
+def test_ranks_of_a_cpu_node_can_be_said() -> None:
+    assert detect(ClusterConfig(device="cpu", gpus_per_node=3)).ranks_per_node == 3
+
+
+def test_a_hidden_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert detect(ClusterConfig(device="auto")).device == "cpu"
+    with pytest.raises(ConfigError, match="no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES"):
+        detect(ClusterConfig(device="cuda"))
+
+
+def test_capacity_is_ranks_of_all_nodes() -> None:
+    machine = Machine(device="cuda", nodes=2, ranks_per_node=4, gpus=tuple(GPUS))
+    assert (machine.capacity, machine.device_name) == (8, "H200")
+    assert Machine(device="cpu", nodes=1, ranks_per_node=2).device_name == "CPU"

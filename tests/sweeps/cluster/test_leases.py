@@ -1,0 +1,122 @@
+"""Who uses which slot: as long as the owner lives, and not a moment longer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sweeps.cluster.leases import LeasePool, Slot, default_directory
+
+CORES = [Slot(name=f"core-{index}", kind="CPU") for index in range(4)]
+MIXED = [
+    Slot(name="GPU-a", kind="H200"),
+    Slot(name="GPU-b", kind="A100"),
+    Slot(name="GPU-c", kind="A100"),
+]
+ME = os.getpid()
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that lives until it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> LeasePool:
+    return LeasePool(CORES, tmp_path)
+
+
+def test_slots_are_taken_in_order_until_none_is_left(pool: LeasePool) -> None:
+    assert pool.acquire(3, ME) == ("core-0", "core-1", "core-2")
+    assert pool.free() == 1
+    assert pool.acquire(2, ME) is None
+    assert pool.acquire(1, ME) == ("core-3",)
+
+
+def test_nothing_is_taken_where_there_is_not_enough(pool: LeasePool) -> None:
+    assert pool.acquire(5, ME) is None
+    assert pool.free() == 4
+
+
+def test_released_slots_can_be_taken_again(pool: LeasePool) -> None:
+    names = pool.acquire(4, ME) or ()
+    pool.release(names[1:3], owners=(ME,))
+    assert pool.acquire(2, ME) == ("core-1", "core-2")
+
+
+def test_studies_of_one_user_see_each_others_leases(pool: LeasePool, tmp_path: Path) -> None:
+    pool.acquire(3, ME)
+    assert LeasePool(CORES, tmp_path).acquire(2, ME) is None
+
+
+def test_a_dead_owner_holds_nothing(pool: LeasePool, other: subprocess.Popen[bytes]) -> None:
+    pool.acquire(4, other.pid)
+    assert pool.free() == 0
+    other.kill()
+    other.wait()
+    assert pool.free() == 4
+
+
+def test_an_owner_that_is_a_zombie_holds_nothing(pool: LeasePool, other: subprocess.Popen[bytes]) -> None:
+    pool.acquire(4, other.pid)
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, not yet reaped
+    assert pool.free() == 4
+
+
+def test_a_reused_pid_is_another_process(pool: LeasePool, tmp_path: Path) -> None:
+    pool.acquire(1, ME)
+    lease = tmp_path / "leases" / "core-0.json"
+    lease.write_text(f'{{"pid": {ME}, "start_ticks": 1}}')
+    assert pool.free() == 4
+
+
+def test_a_lease_outlives_the_orchestrator_once_it_is_handed_over(
+    pool: LeasePool, other: subprocess.Popen[bytes]
+) -> None:
+    names = pool.acquire(2, ME) or ()
+    pool.hand_over(names, other.pid)
+    pool.release(names, owners=(ME,))
+    assert pool.free() == 2
+    pool.release(names, owners=(ME, other.pid))
+    assert pool.free() == 4
+
+
+def test_a_slot_that_has_gone_to_somebody_else_is_not_released(
+    pool: LeasePool, other: subprocess.Popen[bytes]
+) -> None:
+    pool.acquire(1, other.pid)
+    pool.release(["core-0", "core-1"], owners=(ME, None))
+    assert pool.free() == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "start_ticks": 1}', "null"])
+def test_an_unreadable_lease_holds_nothing(pool: LeasePool, tmp_path: Path, text: str) -> None:
+    (tmp_path / "leases" / "core-0.json").write_text(text)
+    assert pool.acquire(4, ME) is not None
+
+
+def test_slots_of_one_trial_are_of_one_kind(tmp_path: Path) -> None:
+    pool = LeasePool(MIXED, tmp_path)
+    assert pool.free() == 2
+    assert pool.acquire(2, ME) == ("GPU-b", "GPU-c")
+    assert pool.acquire(2, ME) is None
+    assert pool.acquire(1, ME) == ("GPU-a",)
+
+
+def test_the_directory_is_the_users_unless_the_environment_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SHARDSWEEP_STATE_DIR", raising=False)
+    assert default_directory() == Path(f"/tmp/shardsweep-{os.getuid()}")
+    monkeypatch.setenv("SHARDSWEEP_STATE_DIR", "/var/state")
+    assert default_directory() == Path("/var/state")
