@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
+    index: int  # in PCI bus order, as NVML counts; what CUDA_VISIBLE_DEVICES calls it
     uuid: str
     name: str
     memory_bytes: int

@@ -68,11 +68,12 @@ def _nvml_gpus() -> list[Gpu]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
             Gpu(
+                index=index,
                 uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
                 name=str(pynvml.nvmlDeviceGetName(handle)),
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
             )
-            for handle in handles
+            for index, handle in enumerate(handles)
         ]
     finally:
         pynvml.nvmlShutdown()

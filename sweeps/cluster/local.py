@@ -124,11 +124,13 @@ def _slots(machine: Machine) -> list[Slot]:
 
 
 def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]:
+    # Leases name cards by UUID, jobs by index: DeepSpeed 0.19 cannot read UUIDs in CUDA_VISIBLE_DEVICES.
+    indices = {gpu.uuid: str(gpu.index) for gpu in machine.gpus}
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
     return environment | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(slots) if machine.device == "cuda" else "",
+        "CUDA_VISIBLE_DEVICES": ",".join(indices[slot] for slot in slots) if machine.device == "cuda" else "",
     }
 
 
@@ -136,7 +138,7 @@ class _DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not
     """submitit's local executor, its controller in a session of its own.
 
     So Ctrl-C and hang-ups of our terminal do not reach running trials, and the whole job can be named by its
-    session. GPUs are named by UUID, which submitit's own parameters cannot do. -P keeps a directory called
+    session. Each job gets the very GPUs that it leased, which submitit would number from 0. -P keeps a directory called
     `sweeps` in the user's working directory from being imported instead of ours.
     """
 

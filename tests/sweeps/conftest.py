@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -247,3 +248,11 @@ def composer() -> Composer:
 def compose_in() -> Callable[[Path], Composer]:
     """Hydra on another directory of YAML files."""
     return composer_on
+
+
+@pytest.fixture
+def bench(composer: Composer, shape: ModelShape, tmp_path: Path) -> Callable[..., Any]:
+    """Make a `loop_bench.Bench` from scripts by plan."""
+    from tests.sweeps.loop_bench import make_bench  # optuna takes a second to import
+
+    return functools.partial(make_bench, composer, shape, tmp_path / "mine")

@@ -53,7 +53,12 @@ def left(attempt: AttemptDir, rank: int, outcome: RankOutcome) -> None:
 
 def ended(attempt: AttemptDir, rank: int, returncode: int, **how: Any) -> None:
     """A supervisor wrote how its rank ended."""
-    known = {"reason": ExitReason.EXITED, "phase": Phase.STEPS, "silent_s": 1.0, "seconds": 10.0} | how
+    known: dict[str, Any] = {
+        "reason": ExitReason.EXITED,
+        "phase": Phase.STEPS,
+        "silent_s": 1.0,
+        "seconds": 10.0,
+    } | how
     write_atomic(attempt.exit(rank), dump(RankExit(rank=rank, returncode=returncode, **known)))
 
 

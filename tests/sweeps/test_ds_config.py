@@ -27,26 +27,19 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "zero3_fp16": {"zero": {"stage": 3, "contiguous_gradients": False}, "precision": Precision.FP16},
 }
-# DeepSpeed reads the batches against the number of ranks, of which this process is the only one.
-ACCEPT = """
+# DeepSpeed checks the batches against the number of ranks, of which this process is the only one.
+READ = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 from deepspeed.runtime.config import DeepSpeedConfig
-document = json.load(open(sys.argv[1]))
-document["train_batch_size"] //= 2
-config = DeepSpeedConfig(document)
-read = {
-    "stage": config.zero_optimization_stage,
-    "accumulation": config.gradient_accumulation_steps,
-    "fp16": config.float16_config.enabled,
-    "bf16": config.bfloat16_config.enabled,
-    "optimizer": config.optimizer_name,
-    "scheduler": config.scheduler_name,
-    "clipping": config.gradient_clipping,
-    "bucket": config.zero_config.reduce_bucket_size,
-    "overlap": config.zero_config.overlap_comm,
-}
-print("read " + json.dumps(read))
+for path in sys.argv[1:]:
+    document = json.load(open(path))
+    document["train_batch_size"] //= 2
+    config = DeepSpeedConfig(document)
+    print("read", config.zero_optimization_stage, config.gradient_accumulation_steps,
+          config.float16_config.enabled, config.bfloat16_config.enabled, config.optimizer_name.lower(),
+          config.scheduler_name, config.gradient_clipping, config.zero_config.reduce_bucket_size,
+          config.zero_config.overlap_comm)
 """
 
 
@@ -93,21 +86,15 @@ def test_ddp_has_no_document(make_plan: Callable[..., Plan]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_deepspeed_reads_the_document_as_it_is_meant(name: str) -> None:
-    path = GOLDEN / f"{name}.json"
-    command = [sys.executable, "-c", ACCEPT, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("read ")] or [done.stderr]
-    document = json.loads(path.read_text())
-    assert json.loads(line.removeprefix("read ")) == {
-        "stage": document["zero_optimization"]["stage"],
-        "accumulation": document["gradient_accumulation_steps"],
-        "fp16": document["fp16"]["enabled"],
-        "bf16": document["bf16"]["enabled"],
-        "optimizer": document["optimizer"]["type"].lower(),
-        "scheduler": document.get("scheduler", {}).get("type"),
-        "clipping": document["gradient_clipping"],
-        "bucket": document["zero_optimization"]["reduce_bucket_size"],
-        "overlap": document["zero_optimization"]["overlap_comm"],
-    }
+def test_deepspeed_reads_the_documents_as_they_are_meant() -> None:
+    paths = [str(GOLDEN / f"{name}.json") for name in CASES]
+    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True, timeout=280)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("read ")]
+    assert lines == [
+        "read 0 4 False False adamw None 1.0 500000000 False",
+        "read 1 4 False True adamw WarmupLR 1.0 50000000 False",
+        "read 2 8 False True adamw None 1.0 500000000 True",
+        "read 3 4 False True adamw WarmupLR 0.0 500000000 True",
+        "read 2 4 False False sgd WarmupLR 1.0 500000000 False",
+        "read 3 4 True False adamw None 1.0 500000000 False",
+    ], done.stderr

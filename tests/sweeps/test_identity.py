@@ -117,7 +117,7 @@ def test_with_varying_ranks_only_the_user_can_say_it(record: Callable[..., Study
 
 
 def test_versions_name_the_packages_and_the_card(machine: Machine) -> None:
-    gpu = Gpu(uuid="GPU-1", name="H200", memory_bytes=1)
+    gpu = Gpu(index=0, uuid="GPU-1", name="H200", memory_bytes=1)
     assert set(versions(machine)) == {"torch", "deepspeed", "transformers", "device"}
     assert versions(machine)["device"] == "CPU"
     assert versions(dataclasses.replace(machine, gpus=(gpu,)))["device"] == "H200"

@@ -16,7 +16,7 @@ from train_entry.contract import Checkpointing, DataSpec, Engine, ModelShape, Op
 
 DATA = DataSpec(kind="synthetic")
 GPUS = Machine(
-    device="cuda", nodes=1, ranks_per_node=1, gpus=(Gpu(uuid="GPU-1", name="H200", memory_bytes=1),)
+    device="cuda", nodes=1, ranks_per_node=1, gpus=(Gpu(index=0, uuid="GPU-1", name="H200", memory_bytes=1),)
 )
 
 # Each field of a plan, changed such that another job runs.

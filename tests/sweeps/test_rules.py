@@ -13,7 +13,7 @@ from sweeps.plan import Rejection, resolve
 from sweeps.rules import RULES, divisors
 from train_entry.contract import ModelShape
 
-GPUS = tuple(Gpu(uuid=f"GPU-{index}", name="H200", memory_bytes=1) for index in range(8))
+GPUS = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1) for index in range(8))
 
 
 def config(**changes: Any) -> SweepConfig:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from sweeps.space import Point
 from sweeps.verdicts import BROKEN, HOLDS, VERDICTS, Lesson, Verdict, lesson, state_of
 from train_entry.contract import Failure, FailureKind, Measurement, State, Trial
 
-POINT = {"strategy": "zero2", "micro_batch": 4}
+POINT: Point = {"strategy": "zero2", "micro_batch": 4}
 OBJECTIVE = "tokens_per_s_per_gpu"
 
 

@@ -12,7 +12,8 @@ from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
 
 GPUS = [
-    Gpu(uuid=f"GPU-{letters}", name="H200", memory_bytes=1) for letters in ("aa11", "ab22", "bc33", "cd44")
+    Gpu(index=index, uuid=f"GPU-{letters}", name="H200", memory_bytes=1)
+    for index, letters in enumerate(("aa11", "ab22", "bc33", "cd44"))
 ]
 
 

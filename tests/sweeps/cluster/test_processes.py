@@ -22,14 +22,14 @@ left = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=Tru
 print(child.pid, left.pid, flush=True)
 time.sleep(60)
 """
-# Ends in order when asked to; says so by its status.
+# Ends in order when asked to, and says so.
 POLITE = """
 import signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(print("in order")))
 print("ready", flush=True)
 time.sleep(60)
 """
-STUBBORN = POLITE.replace("lambda *_: sys.exit(7)", "signal.SIG_IGN")
+STUBBORN = POLITE.replace('lambda *_: sys.exit(print("in order"))', "signal.SIG_IGN")
 # A parent whose child asked the kernel to die with it; it prints the child's pid.
 DIES_WITH_PARENT = '''
 import subprocess, sys, time
@@ -55,7 +55,7 @@ import subprocess, sys
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 print(subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL).pid)
 """
-pid = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+pid = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout
 end_descendants()
 print(pid, flush=True)
 '''
@@ -76,8 +76,13 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        process.kill()
-        process.communicate()
+        with process:  # closes its pipe, and waits
+            process.kill()
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.read()
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -119,7 +124,7 @@ def test_ending_a_session_ends_children_and_grandchildren_that_left_it(start: St
     leader = start(FAMILY)
     child, left = map(int, line(leader).split())
     end_session(leader.pid, patience_s=0.2)
-    assert leader.wait(10) in (-signal.SIGINT, -signal.SIGKILL)
+    assert gone(leader.pid)
     assert gone(child)
     assert gone(left)
 
@@ -128,14 +133,15 @@ def test_a_leader_has_time_to_end_in_order(start: Start) -> None:
     leader = start(POLITE)
     line(leader)
     end_session(leader.pid, patience_s=10)
-    assert leader.wait(10) == 7
+    assert rest(leader) == "in order\n"
 
 
 def test_a_leader_that_does_not_listen_is_killed(start: Start) -> None:
     leader = start(STUBBORN)
     line(leader)
     end_session(leader.pid, patience_s=0.2)
-    assert leader.wait(10) == -signal.SIGKILL
+    assert rest(leader) == ""
+    assert gone(leader.pid)
 
 
 def test_members_are_ended_though_their_leader_is_gone(start: Start) -> None:

@@ -1,0 +1,129 @@
+"""One study directory, and as many starts of its study as a test wants: all true but jobs and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sweeps.cluster.base import JobHandle
+from sweeps.config.compose import Composer
+from sweeps.config.grammar import read_request
+from sweeps.ledger import Ledger
+from sweeps.limits import Limits, StopReason
+from sweeps.loop import StudyLoop
+from sweeps.machine import Machine
+from sweeps.planner import Planner
+from sweeps.space import Point
+from sweeps.study import Searcher
+from tests.sweeps.fake_cluster import FakeClock, FakeCluster, Script, measured
+from train_entry.contract import ModelShape, State, StudyDir, StudyRecord, Trial
+
+NO_LIMIT = Limits(trials=None, hours=None, retries=1)
+# Legal on two ranks of the tiny model: a global batch of 16.
+FOUR_PLANS = ("strategy=ddp,zero1", "micro_batch=1,2")
+
+
+class Crashed(BaseException):
+    """The orchestrator's process is gone."""
+
+
+def die() -> None:
+    raise Crashed
+
+
+@dataclass
+class Heard:
+    """An observer that remembers."""
+
+    states: list[tuple[int, State]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def changed(self, trial: Trial) -> None:
+        self.states.append((trial.number, trial.state))
+
+    def tick(self, running: dict[int, JobHandle]) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+@dataclass
+class Bench:
+    """One study directory, and as many starts of the study as a test wants."""
+
+    composer: Composer
+    model: ModelShape
+    directory: StudyDir
+    cluster: FakeCluster
+    clock: FakeClock = field(default_factory=FakeClock)
+    heard: Heard = field(default_factory=Heard)
+    stop: bool = False
+
+    def start(self, *arguments: str, point: Point | None = None, **changes: Any) -> StopReason:
+        """What sweep.py does, from the command line to the end of the loop."""
+        request = read_request(["search.startup_trials=2", *arguments], self.composer)
+        config = request.composer.compose()
+        self.cluster = self.cluster.restarted()
+        ledger = self.ledger()
+        loop = StudyLoop(
+            study=self.record(),
+            planner=Planner(request.composer, self.model, self.cluster.machine, "mine"),
+            searcher=Searcher(request.space, config.search, told=len(ledger.trials)),
+            cluster=self.cluster,
+            ledger=ledger,
+            observer=self.heard,
+            interrupted=lambda: self.stop,
+            clock=self.clock.clock(),
+            **{"limits": NO_LIMIT, **changes},
+        )
+        return loop.run(point)
+
+    def record(self) -> StudyRecord:
+        return StudyRecord(
+            name="mine",
+            created_at=0.0,
+            objective="tokens_per_s",
+            asked={},
+            dimensions={},
+            limits={},
+            versions={},
+            model=self.model,
+        )
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.directory)
+
+    def interrupt(self) -> None:
+        self.stop = True
+
+    @property
+    def trials(self) -> list[Trial]:
+        return self.ledger().trials
+
+    @property
+    def states(self) -> list[State]:
+        return [trial.state for trial in self.trials]
+
+    @property
+    def launched_plans(self) -> list[str]:
+        """What was launched, as `strategy xmicro-batch`, in order."""
+        plans = [spec.plan for spec in self.cluster.launched]
+        return [f"{plan.strategy} x{plan.micro_batch}" for plan in plans]
+
+
+def make_bench(
+    composer: Composer,
+    model: ModelShape,
+    directory: Path,
+    scripts: dict[str, Sequence[Script]] | None = None,
+    **cluster: Any,
+) -> Bench:
+    """Scripts by plan, else all measure 100 tokens/s; two cores, one trial at a time."""
+    machine = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
+    fake = FakeCluster(
+        **{"machine": machine, "scripts": {"*": [measured(100.0)], **(scripts or {})}, **cluster}
+    )
+    return Bench(composer, dataclasses.replace(model, positions=2048), StudyDir(directory), fake)
