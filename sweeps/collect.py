@@ -36,6 +36,7 @@ LOSS_STEPS = 5  # averaged: a single batch's loss is noisy
 
 # Which failure explains the others: lower explains higher.
 _CAUSES = {
+    FailureKind.NODE_LOST: 1,
     FailureKind.COMMS: 2,
     FailureKind.HUNG: 3,
     FailureKind.TIMED_OUT: 3,

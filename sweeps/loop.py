@@ -74,6 +74,7 @@ class StudyLoop:
     clock: Clock = field(default_factory=Clock)
     _running: dict[int, JobHandle] = field(default_factory=dict)
     _proposals: dict[int, Proposal] = field(default_factory=dict)  # of open trials
+    _alone: int | None = None  # the one trial to run; others of the study are left as they are
     _unproductive: int = 0
     _waiting_told: bool = False
 
@@ -81,15 +82,17 @@ class StudyLoop:
 
     def run(self, point: Point | None = None) -> StopReason:
         """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
-        self._recover()
-        if point is not None:
+        if point is None:
+            self._recover()
+        else:
+            self._alone = self.ledger.next_number()
             self._open(Proposal(point=point, number=-1), self.planner.plan(point), Origin.USER)
         while True:
             self._collect_ended()
             if self.interrupted():
                 return self._ended(self._interrupt())
             self._launch_queued()
-            reason = StopReason.EXHAUSTED if point is not None else self._limit_reached() or self._propose()
+            reason = StopReason.EXHAUSTED if self._alone else self._limit_reached() or self._propose()
             if reason and not self._running and not self._queued() and not self._start_checks():
                 return self._ended(reason)
             self.observer.tick(dict(self._running))
@@ -102,9 +105,11 @@ class StudyLoop:
     def _recover(self) -> None:
         """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""
         for trial in self.ledger.trials:
+            if trial.origin is Origin.USER:  # need not lie in the space, and is not the search's to repeat
+                continue
             if trial.state in (State.QUEUED, State.RUNNING, State.CANCELLED):
                 self._resume(trial)
-            elif trial.origin is not Origin.USER:  # a user's own trial need not lie in the space
+            else:
                 self._remember(trial)
         for trial in self.ledger.trials:
             if trial.check_attempt is not None and trial.check is None:
@@ -117,13 +122,13 @@ class StudyLoop:
             self.searcher.skip(trial.values)
 
     def _resume(self, trial: Trial) -> None:
-        if trial.origin is not Origin.USER:
-            self._proposals[trial.number] = self.searcher.resume(trial.values)
-        if trial.state is State.RUNNING and self.ledger.attempt(trial.number).spec.exists():
+        self._proposals[trial.number] = self.searcher.resume(trial.values)
+        is_launched = trial.state is State.RUNNING and self.ledger.attempt(trial.number).spec.exists()
+        state = State.RUNNING if is_launched else State.QUEUED
+        # From now on: the time it lay between two starts is not the study's.
+        self._record(trial.number, state=state, created_at=self.clock.now(), closed_at=None)
+        if is_launched:
             self._attach(trial)
-        else:
-            now = self.clock.now()  # the time it lay between two starts is not the study's
-            self._record(trial.number, state=State.QUEUED, created_at=now, closed_at=None)
 
     def _resume_check(self, trial: Trial) -> None:
         if self.ledger.attempt(trial.number).spec.exists():
@@ -194,7 +199,11 @@ class StudyLoop:
     # ------------------------------------------------------------------ submit
 
     def _queued(self) -> list[Trial]:
-        return [trial for trial in self.ledger.trials if trial.state is State.QUEUED]
+        return [
+            trial
+            for trial in self.ledger.trials
+            if trial.state is State.QUEUED and self._alone in (None, trial.number)
+        ]
 
     def _launchable(self) -> list[Trial]:
         """Queued trials that do not wait for a twin."""
@@ -274,14 +283,15 @@ class StudyLoop:
         if spec.kind is AttemptKind.CHECK:
             self._finish_check(number, outcome, gpu_s)
         elif self._is_retried(number, outcome):
-            self._record(number, state=State.QUEUED, gpu_s=gpu_s)
+            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
+            self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
             self._close(
                 number, state=state_of(outcome), outcome=outcome, gpu_s=gpu_s, measured_attempt=spec.attempt
             )
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
-        if isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED:
+        if _is_cancelled(outcome):
             self._record(number, check_attempt=None, gpu_s=gpu_s)
             return
         self._record(number, check=outcome, gpu_s=gpu_s)
@@ -289,9 +299,9 @@ class StudyLoop:
     def _is_retried(self, number: int, outcome: Outcome) -> bool:
         if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
             return False
-        if outcome.kind is FailureKind.CANCELLED:  # by us, on Ctrl-C; or by hand while we were away
+        if _is_cancelled(outcome):  # by us, on Ctrl-C; or by hand while we were away
             return not self.interrupted()
-        return self.ledger[number].attempts <= self.limits.retries
+        return self.ledger[number].lost < self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
         trial = self.ledger.change(number, closed_at=self.clock.now(), **changes)
@@ -309,3 +319,7 @@ class StudyLoop:
         trial = self.ledger.change(number, **changes)
         self.observer.changed(trial)
         return trial
+
+
+def _is_cancelled(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED

@@ -138,8 +138,8 @@ class _DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not
     """submitit's local executor, its controller in a session of its own.
 
     So Ctrl-C and hang-ups of our terminal do not reach running trials, and the whole job can be named by its
-    session. Each job gets the very GPUs that it leased, which submitit would number from 0. -P keeps a directory called
-    `sweeps` in the user's working directory from being imported instead of ours.
+    session. Each job gets the very GPUs that it leased, which submitit would number from 0. -P keeps a
+    directory called `sweeps` in the user's working directory from being imported instead of ours.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
     _refuse_bad_keys(swept, composer)
     asked = {override.key_or_group: override for override in swept}
     pinned = {override.key_or_group for override in fixed}
+    if both := sorted(pinned & set(asked)):
+        raise ConfigError([f"{key}: both swept and set to one value; leave one of them out" for key in both])
     if not swept or pinned & {"space", "experiment"} or any(key.startswith("space.") for key in pinned):
         for override in _from_space_files(composer):
             if override.key_or_group not in pinned:
@@ -147,6 +150,10 @@ def _interval(key: str, text: str, value: IntervalSweep, log: bool) -> Choices |
             raise ConfigError(f"{key}={text}: holds no power of two, the grid of {key}")
         return Choices(values=powers)
     integral = str(field.type).startswith("int") or bool(field.metadata["integral"]) or isinstance(low, int)
+    if integral:
+        low, high = math.ceil(low), math.floor(high)
+        if low > high:
+            raise ConfigError(f"{key}={text}: holds no whole number")
     return Interval(low=low, high=high, log=log, integral=integral, digits=2 if grid == "digits" else None)
 
 

@@ -29,6 +29,7 @@ class Trial:
     reused_from: int | None = None
     parent: int | None = None
     attempts: int = 0
+    lost: int = 0  # attempts that ended for no fault of the trial, and were followed by another
     measured_attempt: int | None = None  # the attempt that the outcome is of
     check: Outcome | None = None  # of a longer run, at the study's number of tokens
     check_attempt: int | None = None
