@@ -58,7 +58,7 @@ from sweeps.planner import Planner  # noqa: E402
 from sweeps.space import Point  # noqa: E402
 from sweeps.study import Searcher, require_searchable  # noqa: E402
 from sweeps.tracking import BackgroundTracker, MlflowTracker, NoTracker, Tracker  # noqa: E402
-from sweeps.tracking_view import artifact_root, default_uri, ui_command  # noqa: E402
+from sweeps.tracking_view import artifact_root, default_uri, is_server, ui_command  # noqa: E402
 from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
 
 OK, ERROR, BAD_CONFIG, NO_FEASIBLE_TRIAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
     display = make_display(sys.stdout)
     with exclusive(session.directory):
         study = open_study(session.directory, session.record, session.config.accept_versions)
-        tracker, uri = open_tracker(session, study)
+        tracker, browser = open_tracker(session, study)
         ledger = Ledger(session.directory)
         launched = ledger.launched
         for trial in ledger.trials:  # what an earlier start could not record; known ones cost a look-up
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
                 tracker.record(trial, ledger.attempt(trial.number) if trial.attempts else None)
         reason = search(session, ledger, display, tracker)
         tracker.close()
-        return report(session, ledger, reason, uri, fresh=ledger.launched > launched)
+        return report(session, ledger, reason, browser, fresh=ledger.launched > launched)
 
 
 def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Session:
@@ -150,16 +150,19 @@ def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> t
     return joined_record(known, asked), columns | point
 
 
-def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, str | None]:
-    """The tracker and its URI. Raises TrackingError where it cannot be opened."""
+def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[str]]:
+    """The tracker, and how to look at it in a browser. Raises TrackingError where it cannot be opened."""
     if session.config.tracking.kind == "none":
-        return NoTracker(), None
+        return NoTracker(), []
     studies = session.directory.path.parent
     studies.mkdir(parents=True, exist_ok=True)
     uri = session.config.tracking.uri or default_uri(studies)
     tracker = MlflowTracker(uri, artifact_root(studies), study)
     tracker.open()
-    return BackgroundTracker(tracker, session.directory.path), uri
+    look = [f"in a browser:       {tracker.runs_url()}"]
+    if not is_server(uri):
+        look.insert(0, f"start MLflow:       {ui_command(uri)}")
+    return BackgroundTracker(tracker, session.directory.path), look
 
 
 def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
@@ -208,7 +211,7 @@ class Interrupt:
         )
 
 
-def report(session: Session, ledger: Ledger, reason: StopReason, uri: str | None, fresh: bool) -> int:
+def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[str], fresh: bool) -> int:
     """Print what came of it, leave table.csv and best/, and return the exit status."""
     study = load_study(session.directory)
     write_csv(study)
@@ -225,8 +228,8 @@ def report(session: Session, ledger: Ledger, reason: StopReason, uri: str | None
         if won := winner is not None:
             print(f"files of the best:  {write_best(session.directory, ledger[winner.number])}")
     print(f"files of the study: {session.directory.path}")
-    if uri is not None:
-        print(f"in a browser:       {ui_command(uri)}")
+    for line in browser:
+        print(line)
     if reason is StopReason.INTERRUPTED:
         print("the same command resumes this study")
         return INTERRUPTED

@@ -19,9 +19,11 @@ from train_entry.contract import (
     Heartbeat,
     Measurement,
     State,
+    StepMetrics,
     StudyDir,
     Trial,
     read_document,
+    read_lines,
 )
 
 pytestmark = pytest.mark.slow
@@ -89,6 +91,7 @@ def test_the_table_is_printed_ranked_with_the_best_command(four: tuple[CommandLi
     assert rows(line)[0] == best
     assert f"best is trial {int(best['number']):04d}: python sweep.py" in out
     assert "mlflow ui --backend-store-uri sqlite:///" in out
+    assert re.search(r"http://127\.0\.0\.1:5000/#/experiments/\d+/runs", out)
     overrides = (line.studies / "x" / "best" / "overrides.txt").read_text().split()
     assert overrides == shlex.split(best["overrides"])
 
@@ -198,3 +201,39 @@ def disturb(line: CommandLine, wait_for: Wait, trial: int, number: signal.Signal
     began = os.times().elapsed
     wait_for(is_closed, 60)
     return os.times().elapsed - began
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "warmup", "peak", "warmup_steps"),
+    [
+        ("zero1", "sqrt", "steps", 4 * 3e-4, 32),  # 512 is 16 times 32
+        ("zero1", "linear", "samples", 16 * 3e-4, 2),
+        ("ddp", "sqrt", "samples", 4 * 3e-4, 2),
+        ("ddp", "linear", "steps", 16 * 3e-4, 32),
+    ],
+)
+def test_the_running_engine_has_the_scaled_learning_rate_and_warm_up(
+    command_line: CommandLine, strategy: str, rule: str, warmup: str, peak: float, warmup_steps: int
+) -> None:
+    done = command_line.run(
+        *(f"strategy={strategy}", f"lr={rule}", f"lr.warmup={warmup}", "lr.base_warmup=32", "lr.base=3e-4"),
+        *("lr.base_batch=32", "global_batch=512", "micro_batch=256", "seq_len=8", "study=x", NO_MLFLOW),
+        *("model.layers=1", "measure.warmup_steps=1", "measure.steps=5", "measure.split_steps=0"),
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = StudyDir(command_line.studies / "x").trial(1).attempt(1).metrics
+    rates = [step.lr for step in read_lines(metrics, StepMetrics)]
+    # DeepSpeed counts from -1 and warms up linearly: nothing at the first two updates.
+    by_hand = [peak * min(1, max(0, update - 1) / warmup_steps) for update in range(6)]
+    assert rates == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_a_trial_over_its_time_limit_is_ended_and_no_feasible_trial_is_status_3(
+    command_line: CommandLine,
+) -> None:
+    done = command_line.run("ranks=1", "limits.attempt_s=3", "study=x", NO_MLFLOW, *QUICK)
+    assert done.returncode == 3
+    (trial,) = trials(command_line)
+    assert isinstance(trial.outcome, Failure)
+    assert trial.outcome.kind is FailureKind.TIMED_OUT
+    assert "after 3 s" in trial.outcome.message

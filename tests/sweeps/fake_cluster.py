@@ -17,17 +17,15 @@ from typing import TypeVar
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.loop import Clock
 from sweeps.machine import Machine
+from tests.examples import a_rank_measurement
 from train_entry.contract import (
     AttemptDir,
     AttemptKind,
     ExitReason,
     Failure,
     FailureKind,
-    MemoryKind,
-    MemoryPeak,
     Phase,
     RankExit,
-    RankMeasurement,
     RankOutcome,
     StepMetrics,
     TrialSpec,
@@ -39,7 +37,6 @@ from train_entry.contract import (
 
 POLLS = 3  # until a job ends
 SECONDS = 10.0  # that its supervisors say it took
-PEAK = MemoryPeak(allocated_bytes=1000, reserved_bytes=2000)
 
 Script = Callable[[AttemptDir, TrialSpec], None]  # writes what the job leaves
 Found = TypeVar("Found")
@@ -50,6 +47,7 @@ def measured(tokens_per_s: float) -> Script:
 
     def write(attempt: AttemptDir, spec: TrialSpec) -> None:
         step_s = spec.plan.tokens_per_step / tokens_per_s
+        assert math.isfinite(step_s)
         for step in range(1, spec.measure.steps + 1):
             tokens = step * spec.plan.tokens_per_step
             append_line(
@@ -57,7 +55,7 @@ def measured(tokens_per_s: float) -> Script:
                 StepMetrics(step=step, tokens=tokens, loss=5.0 / step, step_s=step_s, lr=1e-3, timed=True),
             )
         for rank in range(spec.plan.ranks):
-            _end(attempt, rank, _rank_measurement(rank, step_s))
+            _end(attempt, rank, a_rank_measurement(rank=rank, step_s=(step_s, step_s)))
 
     return write
 
@@ -193,23 +191,3 @@ def _write_exit(attempt: AttemptDir, rank: int, returncode: int, reason: ExitRea
         rank=rank, returncode=returncode, reason=reason, phase=Phase.STEPS, silent_s=0.1, seconds=SECONDS
     )
     write_atomic(attempt.exit(rank), dump(ended))
-
-
-def _rank_measurement(rank: int, step_s: float) -> RankMeasurement:
-    assert math.isfinite(step_s)
-    return RankMeasurement(
-        rank=rank,
-        host="here",
-        device_name="CPU",
-        parameters=1000,
-        memory_kind=MemoryKind.HOST_RSS,
-        startup=PEAK,
-        first_step=PEAK,
-        steady=PEAK,
-        device_in_use_bytes=None,
-        device_total_bytes=None,
-        peak_flops_per_s=None,
-        step_s=(step_s, step_s),
-        split=None,
-        startup_s=1.0,
-    )

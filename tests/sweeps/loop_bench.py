@@ -18,6 +18,7 @@ from sweeps.machine import Machine
 from sweeps.planner import Planner
 from sweeps.space import Point
 from sweeps.study import Searcher
+from tests.examples import a_study_record
 from tests.sweeps.fake_cluster import FakeClock, FakeCluster, Script, measured
 from train_entry.contract import ModelShape, State, StudyDir, StudyRecord, Trial
 
@@ -82,16 +83,7 @@ class Bench:
         return loop.run(point)
 
     def record(self) -> StudyRecord:
-        return StudyRecord(
-            name="mine",
-            created_at=0.0,
-            objective="tokens_per_s",
-            asked={},
-            dimensions={},
-            limits={},
-            versions={},
-            model=self.model,
-        )
+        return a_study_record(name="mine", objective="tokens_per_s", dimensions={}, model=self.model)
 
     def ledger(self) -> Ledger:
         return Ledger(self.directory)

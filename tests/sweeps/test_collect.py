@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.collect import attempt_gpu_seconds, collect, flops_per_token
+from tests.examples import a_plan, a_rank_measurement, a_trial_spec
 from train_entry.contract import (
     AttemptDir,
     ExitReason,
@@ -20,9 +20,7 @@ from train_entry.contract import (
     MemoryPeak,
     ModelShape,
     Phase,
-    Plan,
     RankExit,
-    RankMeasurement,
     RankOutcome,
     StepMetrics,
     TrialSpec,
@@ -40,9 +38,9 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 
 @pytest.fixture
-def spec(make_spec: Callable[..., TrialSpec]) -> TrialSpec:
+def spec() -> TrialSpec:
     """Of two ranks, 32 sequences of 128 tokens a step."""
-    return make_spec()
+    return a_trial_spec()
 
 
 def left(attempt: AttemptDir, rank: int, outcome: RankOutcome) -> None:
@@ -87,11 +85,9 @@ def measured(attempt: AttemptDir, spec: TrialSpec) -> Measurement:
     return outcome
 
 
-def test_speed_is_the_median_of_rank_0s_steps(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
-    left(attempt, 0, make_rank(rank=0, step_s=(1.0, 2.0, 3.0, 4.0, 90.0)))
-    left(attempt, 1, make_rank(rank=1, step_s=(7.0, 7.0, 7.0, 7.0, 7.0)))
+def test_speed_is_the_median_of_rank_0s_steps(attempt: AttemptDir, spec: TrialSpec) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0, step_s=(1.0, 2.0, 3.0, 4.0, 90.0)))
+    left(attempt, 1, a_rank_measurement(rank=1, step_s=(7.0, 7.0, 7.0, 7.0, 7.0)))
     outcome = measured(attempt, spec)
     assert (outcome.step_s, outcome.steps) == (3.0, 5)
     assert outcome.step_s_iqr == 47.0 - 1.5  # quartiles halfway between 4 and 90, and between 1 and 2
@@ -100,23 +96,19 @@ def test_speed_is_the_median_of_rank_0s_steps(
     assert outcome.samples_per_s == pytest.approx(32 / 3)
 
 
-def test_memory_is_the_fullest_ranks_in_its_worst_phase(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
+def test_memory_is_the_fullest_ranks_in_its_worst_phase(attempt: AttemptDir, spec: TrialSpec) -> None:
     first_step = MemoryPeak(allocated_bytes=900, reserved_bytes=950)
     steady = MemoryPeak(allocated_bytes=300, reserved_bytes=1200)
-    left(attempt, 0, make_rank(rank=0))
-    left(attempt, 1, make_rank(rank=1, first_step=first_step, steady=steady, startup_s=9.0))
+    left(attempt, 0, a_rank_measurement(rank=0))
+    left(attempt, 1, a_rank_measurement(rank=1, first_step=first_step, steady=steady, startup_s=9.0))
     outcome = measured(attempt, spec)
     assert (outcome.peak_bytes, outcome.reserved_bytes, outcome.startup_s) == (900, 1200, 9.0)
     assert [rank.rank for rank in outcome.ranks] == [0, 1]
 
 
-def test_loss_is_the_mean_of_the_last_five_steps(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
-    left(attempt, 0, make_rank(rank=0))
-    left(attempt, 1, make_rank(rank=1))
+def test_loss_is_the_mean_of_the_last_five_steps(attempt: AttemptDir, spec: TrialSpec) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0))
+    left(attempt, 1, a_rank_measurement(rank=1))
     steps(attempt, [9.0, 9.0, 5.0, 4.0, 3.0, 2.0, 1.0])
     with attempt.metrics.open("a") as file:
         file.write('{"step": 8, "tok')  # a line that was being written
@@ -124,42 +116,33 @@ def test_loss_is_the_mean_of_the_last_five_steps(
     assert (outcome.loss, outcome.tokens) == (3.0, 7 * 4096)
 
 
-def test_without_metrics_there_is_no_loss(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
-    left(attempt, 0, make_rank(rank=0))
-    left(attempt, 1, make_rank(rank=1))
+def test_without_metrics_there_is_no_loss(attempt: AttemptDir, spec: TrialSpec) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0))
+    left(attempt, 1, a_rank_measurement(rank=1))
     outcome = measured(attempt, spec)
     assert math.isnan(outcome.loss)
     assert outcome.tokens == 0
 
 
 def test_mfu_is_the_flops_of_the_model_over_the_peak_of_the_cards(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
+    attempt: AttemptDir, spec: TrialSpec
 ) -> None:
     for rank in range(2):
-        left(attempt, rank, make_rank(rank=rank, step_s=(2.0, 2.0), peak_flops_per_s=1e9))
+        left(attempt, rank, a_rank_measurement(rank=rank, step_s=(2.0, 2.0), peak_flops_per_s=1e9))
     flops = 6 * 1000 + 12 * 2 * 8 * 128  # 6 P + 12 layers x hidden x sequence, a token
     assert flops_per_token(spec.model, 128) == flops == 30_576
     assert measured(attempt, spec).mfu == pytest.approx(flops * 4096 / 2.0 / 2e9)
 
 
-def test_without_a_known_peak_there_is_no_mfu(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
-    left(attempt, 0, make_rank(rank=0))
-    left(attempt, 1, make_rank(rank=1))
+def test_without_a_known_peak_there_is_no_mfu(attempt: AttemptDir, spec: TrialSpec) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0))
+    left(attempt, 1, a_rank_measurement(rank=1))
     assert measured(attempt, spec).mfu is None
 
 
-def test_a_single_step_has_no_spread(
-    attempt: AttemptDir,
-    make_spec: Callable[..., TrialSpec],
-    make_plan: Callable[..., Plan],
-    make_rank: Callable[..., RankMeasurement],
-) -> None:
-    left(attempt, 0, make_rank(rank=0, step_s=(2.0,)))
-    assert measured(attempt, make_spec(plan=make_plan(ranks=1))).step_s_iqr == 0.0
+def test_a_single_step_has_no_spread(attempt: AttemptDir) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0, step_s=(2.0,)))
+    assert measured(attempt, a_trial_spec(plan=a_plan(ranks=1))).step_s_iqr == 0.0
 
 
 # ---------------------------------------------------------------- the root cause
@@ -201,10 +184,8 @@ def test_what_explains_more_is_the_cause_whichever_rank_said_it(
     assert failure(attempt, spec) == failed(root, rank)
 
 
-def test_a_rank_that_measured_does_not_hide_one_that_failed(
-    attempt: AttemptDir, spec: TrialSpec, make_rank: Callable[..., RankMeasurement]
-) -> None:
-    left(attempt, 0, make_rank(rank=0))
+def test_a_rank_that_measured_does_not_hide_one_that_failed(attempt: AttemptDir, spec: TrialSpec) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0))
     left(attempt, 1, failed(FailureKind.HOST_OOM, 1))
     assert failure(attempt, spec).kind is FailureKind.HOST_OOM
 

@@ -17,100 +17,24 @@ from sweeps.display import (
     eta_s,
     make_display,
 )
-from train_entry.contract import (
-    Checkpointing,
-    Engine,
-    Failure,
-    FailureKind,
-    Measurement,
-    MemoryKind,
-    ModelShape,
-    OptimizerPlan,
-    Origin,
-    Phase,
-    Plan,
-    Precision,
-    State,
-    StudyRecord,
-    Trial,
-    ZeroPlan,
-)
+from tests.examples import a_measurement, a_study_record, a_trial
+from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, Phase, State, Trial
 
-MODEL = ModelShape(
-    name="tiny",
-    family="gpt2",
-    parameters=1000,
-    layers=2,
-    hidden=8,
-    heads=2,
-    kv_heads=2,
-    ffn=32,
-    vocab=256,
-    positions=64,
-    tied_embeddings=True,
-)
-STUDY = StudyRecord(
-    name="demo",
-    created_at=0.0,
-    objective="tokens_per_s_per_gpu",
-    asked={},
-    dimensions={"strategy": "zero1,zero2", "micro_batch": "1,2,4"},
-    limits={},
-    versions={},
-    model=MODEL,
-)
-PLAN = Plan(
-    engine=Engine.DEEPSPEED,
-    ranks=2,
-    tensor=1,
-    pipeline=1,
-    micro_batch=4,
-    global_batch=8,
-    seq_len=64,
-    precision=Precision.BF16,
-    activation_checkpointing=Checkpointing.NONE,
-    gradient_clipping=1.0,
-    optimizer=OptimizerPlan(name="adamw", lr=1e-3, weight_decay=0.1),
-    warmup_steps=0,
-    zero=ZeroPlan(
-        stage=2,
-        reduce_bucket_size=1,
-        allgather_bucket_size=1,
-        overlap_comm=True,
-        contiguous_gradients=True,
-    ),
-    seed=0,
-)
+STUDY = a_study_record()
 NONE_YET = Progress(launched=0, elapsed_s=0.0)
 
 
 def trial(number: int, state: State, **changes: Any) -> Trial:
-    fields: dict[str, Any] = {
-        "origin": Origin.SAMPLER,
-        "overrides": (),
-        "values": {"strategy": "zero2", "micro_batch": 4},
-        "created_at": 0.0,
-        "plan": PLAN,
-    }
-    return Trial(number=number, state=state, **(fields | changes))
+    return a_trial(number=number, state=state, **changes)
 
 
 def seen(speed: float, *, loss: float = 3.456, kind: MemoryKind = MemoryKind.DEVICE) -> Measurement:
-    return Measurement(
+    return a_measurement(
         tokens_per_s=2 * speed,
         tokens_per_s_per_gpu=speed,
-        samples_per_s=1.0,
-        step_s=0.25,
-        step_s_iqr=0.005,
-        steps=10,
         peak_bytes=1_320_702_444,  # 1.23 GiB
-        reserved_bytes=2**31,
         memory_kind=kind,
-        mfu=None,
         loss=loss,
-        tokens=10_000,
-        startup_s=7.0,
-        ranks=(),
     )
 
 

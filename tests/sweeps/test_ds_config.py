@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.ds_config import deepspeed_config, ds_config_text
-from train_entry.contract import Engine, Plan, Precision
+from tests.examples import a_plan
+from train_entry.contract import Engine, Precision
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "ds_config"
 CASES: dict[str, dict[str, Any]] = {
@@ -44,9 +44,9 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_plan_gives_the_document_that_was_reviewed(make_plan: Callable[..., Plan], name: str) -> None:
+def test_a_plan_gives_the_document_that_was_reviewed(name: str) -> None:
     expected = (GOLDEN / f"{name}.json").read_text()
-    assert ds_config_text(make_plan(**CASES[name])) == expected
+    assert ds_config_text(a_plan(**CASES[name])) == expected
 
 
 def test_every_reviewed_document_has_its_plan() -> None:
@@ -63,26 +63,26 @@ def test_the_batch_triad_agrees_with_two_ranks(name: str) -> None:
     assert document["train_batch_size"] == 2 * micro * accumulation
 
 
-def test_the_peak_rate_stands_in_the_optimizer_and_in_the_scheduler(make_plan: Callable[..., Plan]) -> None:
-    document = deepspeed_config(make_plan(warmup_steps=10, optimizer={"lr": 6e-4}))
+def test_the_peak_rate_stands_in_the_optimizer_and_in_the_scheduler() -> None:
+    document = deepspeed_config(a_plan(warmup_steps=10, optimizer={"lr": 6e-4}))
     warmup = document["scheduler"]["params"]
     assert document["optimizer"]["params"]["lr"] == warmup["warmup_max_lr"] == 6e-4
     assert (warmup["warmup_type"], warmup["warmup_num_steps"]) == ("linear", 10)
 
 
-def test_without_warmup_there_is_no_scheduler(make_plan: Callable[..., Plan]) -> None:
-    assert "scheduler" not in deepspeed_config(make_plan(warmup_steps=0))
+def test_without_warmup_there_is_no_scheduler() -> None:
+    assert "scheduler" not in deepspeed_config(a_plan(warmup_steps=0))
 
 
 @pytest.mark.parametrize("precision", Precision)
-def test_one_precision_at_most_is_on(make_plan: Callable[..., Plan], precision: Precision) -> None:
-    document = deepspeed_config(make_plan(precision=precision))
+def test_one_precision_at_most_is_on(precision: Precision) -> None:
+    document = deepspeed_config(a_plan(precision=precision))
     on = [name for name in ("bf16", "fp16") if document[name]["enabled"]]
     assert on == ([] if precision is Precision.FP32 else [precision.value])
 
 
-def test_ddp_has_no_document(make_plan: Callable[..., Plan]) -> None:
-    assert ds_config_text(make_plan(engine=Engine.DDP)) is None
+def test_ddp_has_no_document() -> None:
+    assert ds_config_text(a_plan(engine=Engine.DDP)) is None
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 
 from sweeps.errors import ConfigError, StudyBusyError
 from sweeps.ledger import Ledger, exclusive, open_study
+from tests.examples import a_measured_trial, a_study_record, a_trial, a_trial_spec
 from train_entry.contract import (
     Failure,
     FailureKind,
-    ModelShape,
     State,
     StudyDir,
     StudyRecord,
@@ -47,24 +46,18 @@ def ledger(directory: StudyDir) -> Ledger:
     return Ledger(directory)
 
 
-@pytest.fixture
-def asked(shape: ModelShape) -> Callable[..., StudyRecord]:
+def asked(**changes: Any) -> StudyRecord:
     """What a command line asks, with changes."""
-
-    def make(**changes: Any) -> StudyRecord:
-        record = StudyRecord(
-            name="mine",
-            created_at=1000.0,
-            objective="tokens_per_s",
-            asked={"global_batch": 32, "model.name": "tiny"},
-            dimensions={"micro_batch": "1,2"},
-            limits={"limits.trials": 4},
-            versions={"torch": "2.9", "device": "CPU"},
-            model=shape,
-        )
-        return dataclasses.replace(record, **changes)
-
-    return make
+    record = a_study_record(
+        name="mine",
+        created_at=1000.0,
+        objective="tokens_per_s",
+        asked={"global_batch": 32, "model.name": "tiny"},
+        dimensions={"micro_batch": "1,2"},
+        limits={"limits.trials": 4},
+        versions={"torch": "2.9", "device": "CPU"},
+    )
+    return dataclasses.replace(record, **changes)
 
 
 def problems(directory: StudyDir, asked: StudyRecord, accept_versions: bool = False) -> tuple[str, ...]:
@@ -76,45 +69,43 @@ def problems(directory: StudyDir, asked: StudyRecord, accept_versions: bool = Fa
 # ---------------------------------------------------------------- trials
 
 
-def test_a_trial_is_on_disk_as_soon_as_it_is_put(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
-    trial = ledger.put(make_trial())
+def test_a_trial_is_on_disk_as_soon_as_it_is_put(ledger: Ledger) -> None:
+    trial = ledger.put(a_measured_trial())
     assert load(Trial, ledger.directory.trial(1).record.read_text()) == trial
     assert Ledger(ledger.directory).trials == [trial]
 
 
-def test_a_change_is_on_disk_too(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
-    ledger.put(make_trial(state=State.RUNNING))
+def test_a_change_is_on_disk_too(ledger: Ledger) -> None:
+    ledger.put(a_trial(state=State.RUNNING))
     ledger.change(1, state=State.MEASURED, gpu_s=8.0)
     again = Ledger(ledger.directory)[1]
     assert (again.state, again.gpu_s) == (State.MEASURED, 8.0)
 
 
-def test_numbers_count_from_one_and_go_on_after_the_last(
-    ledger: Ledger, make_trial: Callable[..., Trial]
-) -> None:
+def test_numbers_count_from_one_and_go_on_after_the_last(ledger: Ledger) -> None:
     assert ledger.next_number() == 1
-    ledger.put(make_trial(number=7))
+    ledger.put(a_measured_trial(number=7))
     assert Ledger(ledger.directory).next_number() == 8
 
 
-def test_trials_are_in_the_order_of_their_numbers(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
+def test_trials_are_in_the_order_of_their_numbers(ledger: Ledger) -> None:
     for number in (10, 2, 1):
-        ledger.put(make_trial(number=number))
+        ledger.put(a_measured_trial(number=number))
     assert [trial.number for trial in ledger.trials] == [1, 2, 10]
 
 
-def test_only_launched_trials_count_as_launched(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
-    ledger.put(make_trial(number=1, attempts=2))
-    ledger.put(make_trial(number=2, attempts=0, state=State.REJECTED))
+def test_only_launched_trials_count_as_launched(ledger: Ledger) -> None:
+    ledger.put(a_measured_trial(number=1, attempts=2))
+    ledger.put(a_trial(number=2, attempts=0, state=State.REJECTED))
     assert ledger.launched == 1
 
 
-def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger, make_spec: Callable[..., TrialSpec]) -> None:
-    attempt = ledger.open_attempt(make_spec(), '{"zero": 1}')
-    assert read_document(attempt.spec, TrialSpec) == make_spec()
+def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger) -> None:
+    attempt = ledger.open_attempt(a_trial_spec(), '{"zero": 1}')
+    assert read_document(attempt.spec, TrialSpec) == a_trial_spec()
     assert attempt.ds_config.read_text() == '{"zero": 1}'
     with pytest.raises(FileExistsError):
-        ledger.open_attempt(make_spec(), None)
+        ledger.open_attempt(a_trial_spec(), None)
 
 
 @pytest.mark.parametrize(
@@ -128,24 +119,22 @@ def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger, make_spec: Callab
         (State.REUSED, False),
     ],
 )
-def test_a_twin_ran_or_runs_to_an_end_that_says_something(
-    ledger: Ledger, make_trial: Callable[..., Trial], state: State, found: bool
-) -> None:
-    ledger.put(make_trial(state=state, fingerprint="f00d"))
+def test_a_twin_ran_or_runs_to_an_end_that_says_something(ledger: Ledger, state: State, found: bool) -> None:
+    ledger.put(a_trial(state=state, fingerprint="f00d"))
     assert (ledger.twin("f00d") is not None) is found
     assert ledger.twin("beef") is None
 
 
-def test_a_reused_trial_has_the_outcome_of_its_twin(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
-    measured = ledger.put(make_trial(number=1))
-    reused = ledger.put(make_trial(number=2, state=State.REUSED, outcome=None, reused_from=1))
+def test_a_reused_trial_has_the_outcome_of_its_twin(ledger: Ledger) -> None:
+    measured = ledger.put(a_measured_trial(number=1))
+    reused = ledger.put(a_trial(number=2, state=State.REUSED, reused_from=1))
     assert ledger.outcome(reused) == measured.outcome
 
 
-def test_only_measured_trials_have_measurements(ledger: Ledger, make_trial: Callable[..., Trial]) -> None:
-    ledger.put(make_trial(number=1))
-    ledger.put(make_trial(number=2, state=State.SUSPECT))
-    ledger.put(make_trial(number=3, outcome=Failure(kind=FailureKind.GPU_OOM, message="")))
+def test_only_measured_trials_have_measurements(ledger: Ledger) -> None:
+    ledger.put(a_measured_trial(number=1))
+    ledger.put(a_measured_trial(number=2, state=State.SUSPECT))
+    ledger.put(a_measured_trial(number=3, outcome=Failure(kind=FailureKind.GPU_OOM, message="")))
     assert [trial.number for trial, _ in ledger.measurements()] == [1]
 
 
@@ -161,14 +150,12 @@ def test_an_unreadable_trial_is_named(directory: StudyDir, text: str) -> None:
 # ---------------------------------------------------------------- going on with a study
 
 
-def test_a_new_study_is_recorded_as_asked(directory: StudyDir, asked: Callable[..., StudyRecord]) -> None:
+def test_a_new_study_is_recorded_as_asked(directory: StudyDir) -> None:
     assert open_study(directory, asked(), accept_versions=False) == asked()
     assert read_document(directory.record, StudyRecord) == asked()
 
 
-def test_limits_may_be_raised_and_the_rest_stays_as_it_was_begun(
-    directory: StudyDir, asked: Callable[..., StudyRecord]
-) -> None:
+def test_limits_may_be_raised_and_the_rest_stays_as_it_was_begun(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     later = asked(created_at=2000.0, limits={"limits.trials": 8}, overrides=("limits.trials=8",))
     expected = asked(limits={"limits.trials": 8})
@@ -176,7 +163,7 @@ def test_limits_may_be_raised_and_the_rest_stays_as_it_was_begun(
     assert read_document(directory.record, StudyRecord) == expected
 
 
-def test_each_difference_is_named(directory: StudyDir, asked: Callable[..., StudyRecord]) -> None:
+def test_each_difference_is_named(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     changed = asked(
         objective="tokens_per_s_per_gpu",
@@ -193,9 +180,7 @@ def test_each_difference_is_named(directory: StudyDir, asked: Callable[..., Stud
     )
 
 
-def test_other_versions_are_refused_unless_accepted(
-    directory: StudyDir, asked: Callable[..., StudyRecord]
-) -> None:
+def test_other_versions_are_refused_unless_accepted(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     newer = asked(versions={"torch": "2.10", "device": "CPU"})
     way_out = "accept_versions=true goes on all the same"
@@ -206,14 +191,12 @@ def test_other_versions_are_refused_unless_accepted(
     assert open_study(directory, newer, accept_versions=False).versions["torch"] == "2.10"
 
 
-def test_accepting_versions_accepts_no_other_difference(
-    directory: StudyDir, asked: Callable[..., StudyRecord]
-) -> None:
+def test_accepting_versions_accepts_no_other_difference(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     assert len(problems(directory, asked(asked={}, versions={}), accept_versions=True)) == 2
 
 
-def test_an_unreadable_study_is_named(directory: StudyDir, asked: Callable[..., StudyRecord]) -> None:
+def test_an_unreadable_study_is_named(directory: StudyDir) -> None:
     directory.path.mkdir()
     directory.record.write_text("{")
     assert problems(directory, asked())[0].startswith(f"{directory.record}: ")

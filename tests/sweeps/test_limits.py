@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from sweeps.limits import Limits, StopReason, active_seconds
-from train_entry.contract import Trial
+from tests.examples import a_measured_trial
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ def test_a_study_ends_at_the_first_limit(
     ],
 )
 def test_time_counts_while_a_trial_is_open_and_once_for_all_open_ones(
-    make_trial: Callable[..., Trial], spans: list[tuple[float, float | None]], active_s: float
+    spans: list[tuple[float, float | None]], active_s: float
 ) -> None:
-    trials = [make_trial(created_at=begin, closed_at=end) for begin, end in spans]
+    trials = [a_measured_trial(created_at=begin, closed_at=end) for begin, end in spans]
     assert active_seconds(trials, now=100.0) == active_s

@@ -12,6 +12,7 @@ import pytest
 from sweeps.config.schema import DataConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Gpu, Machine
 from sweeps.plan import Rejection, data_spec, fingerprint, resolve, resolve_precision, scaled_lr, warmup_steps
+from tests.examples import a_plan
 from train_entry.contract import Checkpointing, DataSpec, Engine, ModelShape, OptimizerPlan, Plan, Precision
 
 DATA = DataSpec(kind="synthetic")
@@ -59,9 +60,9 @@ def plan_of(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan:
 
 
 @pytest.fixture
-def identity(shape: ModelShape, make_plan: Callable[..., Plan]) -> Callable[..., str]:
+def identity(shape: ModelShape) -> Callable[..., str]:
     """The fingerprint of the standard plan with changes."""
-    return lambda **changes: fingerprint(make_plan(**changes), shape, DATA)
+    return lambda **changes: fingerprint(a_plan(**changes), shape, DATA)
 
 
 def test_a_plan_holds_what_its_configuration_says(shape: ModelShape, machine: Machine) -> None:
@@ -143,8 +144,8 @@ def test_the_scaled_rate_is_in_the_plan(shape: ModelShape, machine: Machine) -> 
 # ---------------------------------------------------------------- identity
 
 
-def test_the_fingerprint_table_covers_every_field(make_plan: Callable[..., Plan]) -> None:
-    plan = make_plan()
+def test_the_fingerprint_table_covers_every_field() -> None:
+    plan = a_plan()
     assert {field.name for field in dataclasses.fields(plan)} == {*PLAN_CHANGES, "optimizer", "zero"}
     assert {field.name for field in dataclasses.fields(plan.optimizer)} == set(OPTIMIZER_CHANGES)
     assert {field.name for field in dataclasses.fields(plan.zero)} == {*ZERO_CHANGES, "allgather_bucket_size"}
@@ -180,11 +181,11 @@ def test_without_zero_its_knobs_are_not(identity: Callable[..., str], engine: En
     assert identity(engine=engine, zero=changed) == identity(engine=engine, zero={"stage": 0})
 
 
-def test_model_and_data_are_part_of_the_identity(shape: ModelShape, make_plan: Callable[..., Plan]) -> None:
+def test_model_and_data_are_part_of_the_identity(shape: ModelShape) -> None:
     other_model = dataclasses.replace(shape, layers=3)
     other_data = DataSpec(kind="stdlib")
-    prints = {fingerprint(make_plan(), shape, DATA), fingerprint(make_plan(), other_model, DATA)}
-    assert len(prints | {fingerprint(make_plan(), shape, other_data)}) == 3
+    prints = {fingerprint(a_plan(), shape, DATA), fingerprint(a_plan(), other_model, DATA)}
+    assert len(prints | {fingerprint(a_plan(), shape, other_data)}) == 3
 
 
 def test_data_paths_are_absolute_since_a_job_runs_elsewhere(

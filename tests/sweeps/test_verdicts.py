@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 
 from sweeps.space import Point
 from sweeps.verdicts import BROKEN, HOLDS, VERDICTS, Lesson, Verdict, lesson, state_of
-from train_entry.contract import Failure, FailureKind, Measurement, State, Trial
+from tests.examples import a_measured_trial, a_measurement, a_trial
+from train_entry.contract import Failure, FailureKind, State
 
 POINT: Point = {"strategy": "zero2", "micro_batch": 4}
 OBJECTIVE = "tokens_per_s_per_gpu"
@@ -42,57 +42,47 @@ def test_a_failure_closes_a_trial_in_its_state(kind: FailureKind, state: State) 
     assert state_of(failure(kind)) is state
 
 
-def test_a_measurement_closes_a_trial_as_measured(make_measurement: Callable[..., Measurement]) -> None:
-    assert state_of(make_measurement()) is State.MEASURED
+def test_a_measurement_closes_a_trial_as_measured() -> None:
+    assert state_of(a_measurement()) is State.MEASURED
 
 
-def test_a_measurement_teaches_its_objective(
-    make_trial: Callable[..., Trial], make_measurement: Callable[..., Measurement]
-) -> None:
-    measured = make_measurement(tokens_per_s=2000.0, tokens_per_s_per_gpu=500.0)
+def test_a_measurement_teaches_its_objective() -> None:
+    measured = a_measurement(tokens_per_s=2000.0, tokens_per_s_per_gpu=500.0)
     expected = Lesson(point=POINT, value=500.0, legal=HOLDS, memory=HOLDS, trained=HOLDS)
-    assert lesson(make_trial(), measured, OBJECTIVE) == expected
-    total = lesson(make_trial(), measured, "tokens_per_s")
+    assert lesson(a_measured_trial(), measured, OBJECTIVE) == expected
+    total = lesson(a_measured_trial(), measured, "tokens_per_s")
     assert total is not None
     assert total.value == 2000.0
 
 
-def test_a_value_that_is_no_number_counts_as_the_worst(
-    make_trial: Callable[..., Trial], make_measurement: Callable[..., Measurement]
-) -> None:
-    found = lesson(make_trial(), make_measurement(tokens_per_s_per_gpu=math.nan), OBJECTIVE)
+def test_a_value_that_is_no_number_counts_as_the_worst() -> None:
+    found = lesson(a_measured_trial(), a_measurement(tokens_per_s_per_gpu=math.nan), OBJECTIVE)
     assert found is not None
     assert found.value is None
 
 
-def test_a_rejection_breaks_the_legal_constraint(make_trial: Callable[..., Trial]) -> None:
-    rejected = make_trial(state=State.REJECTED, plan=None, outcome=None)
+def test_a_rejection_breaks_the_legal_constraint() -> None:
+    rejected = a_trial(state=State.REJECTED, plan=None)
     expected = Lesson(point=POINT, value=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
     assert lesson(rejected, None, OBJECTIVE) == expected
 
 
 @pytest.mark.parametrize("kind", [FailureKind.GPU_OOM, FailureKind.HOST_OOM, FailureKind.INFEASIBLE])
-def test_out_of_memory_breaks_the_memory_constraint(
-    make_trial: Callable[..., Trial], kind: FailureKind
-) -> None:
+def test_out_of_memory_breaks_the_memory_constraint(kind: FailureKind) -> None:
     expected = Lesson(point=POINT, value=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
-    assert lesson(make_trial(state=State.INFEASIBLE), failure(kind), OBJECTIVE) == expected
+    assert lesson(a_measured_trial(state=State.INFEASIBLE), failure(kind), OBJECTIVE) == expected
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DIVERGED, FailureKind.TIMED_OUT])
-def test_what_never_trained_breaks_the_trained_constraint(
-    make_trial: Callable[..., Trial], kind: FailureKind
-) -> None:
+def test_what_never_trained_breaks_the_trained_constraint(kind: FailureKind) -> None:
     expected = Lesson(point=POINT, value=None, legal=HOLDS, memory=HOLDS, trained=BROKEN)
-    assert lesson(make_trial(state=State.FAILED), failure(kind), OBJECTIVE) == expected
+    assert lesson(a_measured_trial(state=State.FAILED), failure(kind), OBJECTIVE) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if VERDICTS[kind] is not Verdict.LEARN])
-def test_what_says_nothing_of_the_plan_teaches_nothing(
-    make_trial: Callable[..., Trial], kind: FailureKind
-) -> None:
-    assert lesson(make_trial(state=State.FAILED), failure(kind), OBJECTIVE) is None
-    assert lesson(make_trial(state=State.FAILED), None, OBJECTIVE) is None
+def test_what_says_nothing_of_the_plan_teaches_nothing(kind: FailureKind) -> None:
+    assert lesson(a_measured_trial(state=State.FAILED), failure(kind), OBJECTIVE) is None
+    assert lesson(a_measured_trial(state=State.FAILED), None, OBJECTIVE) is None
 
 
 def test_a_kind_is_retried_only_where_it_tells_nothing_of_the_plan() -> None:

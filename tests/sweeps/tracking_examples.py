@@ -6,108 +6,36 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tests.examples import a_measured_trial, a_measurement, a_plan, a_study_record, a_trial
 from train_entry.contract import (
     AttemptDir,
-    Checkpointing,
-    Engine,
     Failure,
     FailureKind,
-    Measurement,
-    MemoryKind,
-    ModelShape,
-    OptimizerPlan,
     Origin,
-    Plan,
-    Precision,
     State,
     StepMetrics,
     StudyRecord,
     Trial,
-    ZeroPlan,
     append_line,
 )
 
 CREATED_AT = 1_700_000_000.0
-SHAPE = ModelShape(
-    name="tiny",
-    family="gpt2",
-    parameters=1000,
-    layers=2,
-    hidden=8,
-    heads=2,
-    kv_heads=2,
-    ffn=32,
-    vocab=256,
-    positions=64,
-    tied_embeddings=True,
-)
-PLAN = Plan(
-    engine=Engine.DEEPSPEED,
-    ranks=2,
-    tensor=1,
-    pipeline=1,
-    micro_batch=4,
-    global_batch=16,
-    seq_len=64,
-    precision=Precision.BF16,
-    activation_checkpointing=Checkpointing.NONE,
-    gradient_clipping=1.0,
-    optimizer=OptimizerPlan(name="adamw", lr=3e-4, weight_decay=0.1),
-    warmup_steps=0,
-    zero=ZeroPlan(
-        stage=2,
-        reduce_bucket_size=50_000_000,
-        allgather_bucket_size=50_000_000,
-        overlap_comm=True,
-        contiguous_gradients=True,
-    ),
-    seed=0,
-)
-MEASUREMENT = Measurement(
-    tokens_per_s=2000.0,
-    tokens_per_s_per_gpu=1000.0,
-    samples_per_s=31.25,
-    step_s=0.5,
-    step_s_iqr=0.01,
-    steps=10,
-    peak_bytes=3 * 2**30,
-    reserved_bytes=4 * 2**30,
-    memory_kind=MemoryKind.DEVICE,
-    mfu=None,
-    loss=2.5,
-    tokens=10_240,
-    startup_s=7.0,
-    ranks=(),
-)
 OOM = Failure(kind=FailureKind.GPU_OOM, message="rank 1 wanted 9.0 GiB more", rank=1)
 
 
 def study_record(name: str, created_at: float = CREATED_AT) -> StudyRecord:
-    return StudyRecord(
-        name=name,
-        created_at=created_at,
-        objective="tokens_per_s_per_gpu",
-        asked={},
-        dimensions={"strategy": "ddp,zero2", "micro_batch": "choice(4,8)"},
-        limits={},
-        versions={},
-        model=SHAPE,
-    )
+    return a_study_record(name=name, created_at=created_at)
 
 
-def measured(number: int, tokens_per_s_per_gpu: float = 1000.0) -> Trial:
-    outcome = dataclasses.replace(MEASUREMENT, tokens_per_s_per_gpu=tokens_per_s_per_gpu)
-    return Trial(
+def measured(number: int, **changes: Any) -> Trial:
+    """`changes` replace fields of the measurement."""
+    return a_measured_trial(
         number=number,
-        state=State.MEASURED,
         origin=Origin.LADDER,
         overrides=("strategy=zero2", "+note=two words"),
-        values={"strategy": "zero2", "micro_batch": 4},
         created_at=CREATED_AT,
-        plan=PLAN,
-        fingerprint="f00d",
-        outcome=outcome,
-        attempts=1,
+        plan=a_plan(global_batch=16),
+        outcome=a_measurement(**changes),
         gpu_s=42.0,
         closed_at=CREATED_AT + 60,
     )
@@ -118,13 +46,13 @@ def out_of_memory(number: int) -> Trial:
 
 
 def rejected(number: int) -> Trial:
-    return Trial(
+    return a_trial(
         number=number,
         state=State.REJECTED,
-        origin=Origin.SAMPLER,
         overrides=("tensor=3",),
         values={"tensor": 3},
         created_at=CREATED_AT,
+        plan=None,
         reasons=("tensor 3 does not divide 2 ranks",),
         closed_at=CREATED_AT,
     )

@@ -17,22 +17,18 @@ from typing import Any
 
 import pytest
 
+from tests.examples import a_model, a_plan, a_trial_spec
 from train_entry.contract import (
     AttemptDir,
-    AttemptKind,
-    Checkpointing,
     DataSpec,
     Engine,
     MeasureSpec,
-    ModelShape,
-    OptimizerPlan,
     Plan,
     Precision,
     RankOutcome,
     StepMetrics,
     TimeLimits,
     TrialSpec,
-    ZeroPlan,
     dump,
     load,
     read_lines,
@@ -43,57 +39,25 @@ RANKS_MAY_TAKE_S = 150  # ten times what a quiet machine needs
 
 
 def tiny_plan(**changes: Any) -> Plan:
-    plan = Plan(
+    plan = a_plan(
         engine=Engine.DDP,
-        ranks=2,
-        tensor=1,
-        pipeline=1,
         micro_batch=2,
         global_batch=8,
         seq_len=32,
         precision=Precision.FP32,
-        activation_checkpointing=Checkpointing.NONE,
         gradient_clipping=0.5,
-        optimizer=OptimizerPlan(name="adamw", lr=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8),
+        optimizer={"lr": 1e-3},
         warmup_steps=6,
-        zero=ZeroPlan(
-            stage=0,
-            reduce_bucket_size=50_000,
-            allgather_bucket_size=50_000,
-            overlap_comm=False,
-            contiguous_gradients=True,
-        ),
+        zero={"stage": 0, "reduce_bucket_size": 50_000, "allgather_bucket_size": 50_000},
         seed=7,
     )
     return dataclasses.replace(plan, **changes)
 
 
-def tiny_model(**changes: Any) -> ModelShape:
-    model = ModelShape(
-        name="tiny",
-        family="llama",
-        parameters=0,
-        layers=2,
-        hidden=32,
-        heads=4,
-        kv_heads=2,
-        ffn=64,
-        vocab=256,
-        positions=64,
-        tied_embeddings=True,
-    )
-    return dataclasses.replace(model, **changes)
-
-
 def tiny_spec(plan: Plan, **changes: Any) -> TrialSpec:
-    spec = TrialSpec(
-        study="test",
-        trial=1,
-        attempt=1,
-        kind=AttemptKind.FIRST,
-        device="cpu",
+    spec = a_trial_spec(
         plan=plan,
-        model=tiny_model(),
+        model=a_model(parameters=0, hidden=32, heads=4, ffn=64, positions=64, tied_embeddings=True),
         data=DataSpec(kind="stdlib", max_bytes=2**18),
         measure=MeasureSpec(warmup_steps=1, steps=3, split_steps=2),
         limits=TimeLimits(attempt_s=300, startup_silence_s=120, step_silence_s=60),
