@@ -170,7 +170,8 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     config = session.config
     parallel = config.cluster.parallel or config.cluster.nodes
     limits = Limits(trials=config.limits.trials, hours=config.limits.hours, retries=config.limits.retries)
-    observer = StudyObserver(ledger, limits, display, tracker, parallel)
+    points = 0 if session.single is not None else session.request.space.size
+    observer = StudyObserver(ledger, limits, display, tracker, parallel, points)
     loop = StudyLoop(
         study=session.record,
         planner=session.planner,
@@ -181,7 +182,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         observer=observer,
         cancel_on_interrupt=config.cluster.on_interrupt == "cancel",
         check_best=0 if session.single is not None else config.check.best,
-        interrupted=Interrupt(display),
+        interrupted=Interrupt(),
     )
     display.start(session.record)
     try:
@@ -191,10 +192,12 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed. The first ends the study in order, the second at once."""
+    """Whether Ctrl-C was pressed. The first ends the study in order, the second at once.
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
+    The handler itself says nothing: it may have interrupted a write to the same terminal.
+    """
+
+    def __init__(self) -> None:
         self._requested = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._request)
@@ -206,9 +209,6 @@ class Interrupt:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
-        self._display.message(
-            "ending: running trials are cancelled or left, as cluster.on_interrupt says ..."
-        )
 
 
 def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[str], fresh: bool) -> int:

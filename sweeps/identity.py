@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
+from sweeps.plan import default_ranks
 from sweeps.space import SearchSpace
 from train_entry.contract import ModelShape, Scalar, StudyRecord
 
@@ -43,6 +44,8 @@ def study_record(
 ) -> StudyRecord:
     """What a sweep asks. Without `study=` the name is derived, so that the same command resumes."""
     varied = {dimension.key for dimension in space.dimensions}
+    # The number itself: with `ranks=null` another machine would otherwise go on with other plans.
+    flat = {**flat, "ranks": config.ranks or default_ranks(machine)}
     asked = {key: value for key, value in flat.items() if key not in varied and not under(key, FREE_KEYS)}
     dimensions = {dimension.key: dimension.text for dimension in space.dimensions}
     limits = {key: value for key, value in flat.items() if under(key, ("limits",))}

@@ -147,6 +147,8 @@ class StudyLoop:
         return self.limits.reached(self.ledger.launched + new, active_s)
 
     def _interrupt(self) -> StopReason:
+        fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
+        self.observer.message(f"interrupted: {len(self._running)} running trials are {fate}")
         for number, handle in list(self._running.items()):
             if self.cancel_on_interrupt:
                 self.cluster.cancel(handle)

@@ -71,7 +71,9 @@ def test_a_record_holds_what_must_stay_the_same(record: Callable[..., StudyRecor
         "global_batch",
         "strategy",
         "cluster.nodes",
+        "ranks",
     }
+    assert made.asked["ranks"] == 2
     assert made.dimensions == {"micro_batch": "1,2"}
     assert made.limits == {"limits.trials": 4, "limits.hours": None}
     assert made.overrides == ("micro_batch=1,2",)
