@@ -57,7 +57,13 @@ from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
 from sweeps.space import Point  # noqa: E402
 from sweeps.study import Searcher, require_searchable  # noqa: E402
-from sweeps.tracking import BackgroundTracker, MlflowTracker, NoTracker, Tracker  # noqa: E402
+from sweeps.tracking import (  # noqa: E402
+    BackgroundTracker,
+    MlflowTracker,
+    NoTracker,
+    Tracker,
+    shown_attempt,
+)
 from sweeps.tracking_view import artifact_root, default_uri, is_server, ui_command  # noqa: E402
 from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
 
@@ -106,7 +112,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
         launched = ledger.launched
         for trial in ledger.trials:  # what an earlier start could not record; known ones cost a look-up
             if trial.state.is_closed:
-                tracker.record(trial, ledger.attempt(trial.number) if trial.attempts else None)
+                tracker.record(trial, shown_attempt(session.directory.trial(trial.number), trial))
         reason = search(session, ledger, display, tracker)
         tracker.close()
         return report(session, ledger, reason, browser, fresh=ledger.launched > launched)

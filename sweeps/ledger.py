@@ -14,7 +14,6 @@ from train_entry.contract import (
     AttemptDir,
     ContractError,
     Measurement,
-    Outcome,
     Scalar,
     State,
     StudyDir,
@@ -84,11 +83,6 @@ class Ledger:
             ):
                 return trial
         return None
-
-    def outcome(self, trial: Trial) -> Outcome | None:
-        """What is known of a trial, for a reused one from where it was measured."""
-        source = self._trials[trial.reused_from] if trial.reused_from is not None else trial
-        return source.outcome
 
     def measurements(self) -> list[tuple[Trial, Measurement]]:
         return [

@@ -226,7 +226,7 @@ class StudyLoop:
         """Share the twin's result once it has one; launch the trial itself where it came to none."""
         twin = self.ledger[trial.reused_from or 0]
         if twin.state in (State.MEASURED, State.INFEASIBLE):
-            self._close(trial.number, state=State.REUSED)
+            self._close(trial.number, state=State.REUSED, outcome=twin.outcome)
         elif twin.state not in (State.RUNNING, State.QUEUED):
             self._record(trial.number, reused_from=None)
 
@@ -312,7 +312,7 @@ class StudyLoop:
         self.observer.changed(trial)
 
     def _lesson(self, trial: Trial) -> Lesson | None:
-        return lesson(trial, self.ledger.outcome(trial), self.study.objective)
+        return lesson(trial, self.study.objective)
 
     def _value(self, measurement: Measurement) -> float:
         return float(getattr(measurement, self.study.objective))

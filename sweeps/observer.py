@@ -8,7 +8,7 @@ from sweeps.cluster.base import JobHandle
 from sweeps.display import Display, Progress, Reached
 from sweeps.ledger import Ledger
 from sweeps.limits import Limits, active_seconds
-from sweeps.tracking import Tracker
+from sweeps.tracking import Tracker, shown_attempt
 from train_entry.contract import ContractError, Heartbeat, Origin, Trial, TrialSpec, read_document
 
 
@@ -33,8 +33,8 @@ class StudyObserver:
 
     def changed(self, trial: Trial) -> None:
         if trial.closed_at is not None:
-            attempt = self._ledger.attempt(trial.number) if trial.attempts else None
-            self._tracker.record(trial, attempt)
+            folder = self._ledger.directory.trial(trial.number)
+            self._tracker.record(trial, shown_attempt(folder, trial))
 
     def tick(self, running: dict[int, JobHandle]) -> None:
         trials = self._ledger.trials

@@ -61,9 +61,9 @@ __all__ = [
     "Tracker",
     "artifact_root",
     "default_uri",
-    "latest_attempt",
     "replay",
     "runs_url",
+    "shown_attempt",
     "ui_command",
 ]
 
@@ -253,12 +253,13 @@ def replay(study_dir: StudyDir, uri: str) -> int:
     found = ((folder, read_document(folder.record, Trial)) for folder in study_dir.trials())
     closed = [(folder, trial) for folder, trial in found if trial is not None and trial.state.is_closed]
     for folder, trial in closed:
-        tracker.record(trial, latest_attempt(folder, trial))
+        tracker.record(trial, shown_attempt(folder, trial))
     return len(closed)
 
 
-def latest_attempt(folder: TrialDir, trial: Trial) -> AttemptDir | None:
-    return folder.attempt(trial.attempts) if trial.attempts else None
+def shown_attempt(folder: TrialDir, trial: Trial) -> AttemptDir | None:
+    """The attempt whose files a run shows: the measured one, or else the latest; None: never launched."""
+    return folder.attempt(trial.measured_attempt or trial.attempts) if trial.attempts else None
 
 
 def _mlflow() -> Any:

@@ -135,6 +135,9 @@ def _metrics(trial: Trial) -> dict[str, float]:
             metrics |= {name: getattr(seen, name) for name in same}
             metrics |= {"peak_gib": seen.peak_bytes / GIB, "reserved_gib": seen.reserved_bytes / GIB}
             metrics |= {} if seen.mfu is None else {"mfu": seen.mfu}
+    match trial.check:
+        case Measurement() as longer:
+            metrics |= {"check_loss": longer.loss}
     return metrics
 
 

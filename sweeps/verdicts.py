@@ -67,9 +67,9 @@ class Lesson:
 HOLDS, BROKEN = -1.0, 1.0
 
 
-def lesson(trial: Trial, outcome: Outcome | None, objective: str) -> Lesson | None:
+def lesson(trial: Trial, objective: str) -> Lesson | None:
     """What a closed trial teaches; None: nothing, the sampler must not hear of it."""
-    point = dict(trial.values)
+    point, outcome = dict(trial.values), trial.outcome
     if trial.state is State.REJECTED:
         return Lesson(point=point, value=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
     if isinstance(outcome, Measurement):

@@ -125,12 +125,6 @@ def test_a_twin_ran_or_runs_to_an_end_that_says_something(ledger: Ledger, state:
     assert ledger.twin("beef") is None
 
 
-def test_a_reused_trial_has_the_outcome_of_its_twin(ledger: Ledger) -> None:
-    measured = ledger.put(a_measured_trial(number=1))
-    reused = ledger.put(a_trial(number=2, state=State.REUSED, reused_from=1))
-    assert ledger.outcome(reused) == measured.outcome
-
-
 def test_only_measured_trials_have_measurements(ledger: Ledger) -> None:
     ledger.put(a_measured_trial(number=1))
     ledger.put(a_measured_trial(number=2, state=State.SUSPECT))

@@ -145,7 +145,7 @@ def test_a_plan_that_would_run_the_same_job_shares_its_measurement(bench: Callab
     study.start("zero.allgather_bucket_size=1e6,1e7,1e8")
     assert study.states == [State.MEASURED, State.REUSED, State.REUSED]
     assert [trial.reused_from for trial in study.trials] == [None, 1, 1]
-    outcome = study.ledger().outcome(study.trials[2])
+    outcome = study.trials[2].outcome
     assert isinstance(outcome, Measurement)
     assert (len(study.cluster.launched), outcome.tokens_per_s) == (1, 70.0)
 
