@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Interval:
     log: bool
     integral: bool
     digits: int | None = None  # significant digits that sampled values are rounded to, so that repeats meet
+
+    def draw(self, source: random.Random) -> Scalar:
+        if self.log:
+            return self.snap(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
+        return self.snap(source.uniform(self.low, self.high))
 
     def snap(self, value: float) -> Scalar:
         if self.digits is not None and value != 0:
@@ -73,6 +79,15 @@ class SearchSpace:
         if len(values) != len(keys):
             raise ValueError("an infinite space cannot be enumerated")
         return (dict(zip(keys, point, strict=True)) for point in itertools.product(*values))
+
+    def draw(self, source: random.Random) -> Point:
+        """A random point, uniform over choices and, on their scale, over intervals."""
+        return {
+            dim.key: source.choice(dim.range.values)
+            if isinstance(dim.range, Choices)
+            else dim.range.draw(source)
+            for dim in self.dimensions
+        }
 
     def snap(self, point: Mapping[str, Scalar]) -> Point:
         return {dimension.key: dimension.snap(point[dimension.key]) for dimension in self.dimensions}

@@ -29,6 +29,7 @@ from sweeps.verdicts import Lesson
 from train_entry.contract import Scalar
 
 MAX_REPEATS = 25  # proposals of known points before we choose an unknown one ourselves
+MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
 MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -115,7 +116,8 @@ class Searcher:
     def _unseen(self) -> Proposal | None:
         """The next point of a grid, or any unknown one where the sampler knows only known ones."""
         if self._space.size is None or self._space.size > MAX_ENUMERATED:
-            return None
+            drawn = (self._space.draw(self._random) for _ in range(MAX_DRAWS))
+            return next((self.resume(point) for point in drawn if self._key(point) not in self._seen), None)
         points = [point for point in self._space.points() if self._key(point) not in self._seen]
         if not points:
             return None

@@ -194,3 +194,22 @@ def test_another_start_asks_with_another_seed() -> None:
     points = [key(ask(found).point) for found in (first, second, again)]
     assert points[0] == points[2]
     assert points[0] != points[1]
+
+
+def test_a_sampler_that_repeats_itself_does_not_end_a_large_space() -> None:
+    """Some 140 snapped values: the sampler's favourites are soon known, the space is not."""
+    interval = Interval(low=5e7, high=1e9, log=True, integral=True, digits=2)
+    buckets = Dimension(key="zero.reduce_bucket_size", text="", range=interval)
+    searcher = Searcher(SearchSpace(dimensions=(buckets,)), SearchConfig(sampler="tpe"))
+    asked = [searcher.ask() for _ in range(40)]
+    points = [proposal.point["zero.reduce_bucket_size"] for proposal in asked if proposal is not None]
+    assert len(set(points)) == 40
+
+
+def test_a_space_of_few_snapped_values_ends() -> None:
+    interval = Interval(low=10, high=14, log=False, integral=True)
+    few = Dimension(key="ranks", text="", range=interval)
+    searcher = Searcher(SearchSpace(dimensions=(few,)), SearchConfig(sampler="random"))
+    asked = [searcher.ask() for _ in range(7)]
+    assert {proposal.point["ranks"] for proposal in asked if proposal is not None} == {10, 11, 12, 13, 14}
+    assert asked[5:] == [None, None]
