@@ -46,7 +46,7 @@ from sweeps.config.schema import SweepConfig  # noqa: E402
 from sweeps.display import Display, make_display  # noqa: E402
 from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
 from sweeps.export import write_best  # noqa: E402
-from sweeps.identity import comparable, joined_record, study_record  # noqa: E402
+from sweeps.identity import collection_name, comparable, joined_record, study_record  # noqa: E402
 from sweeps.inputs import require_inputs  # noqa: E402
 from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
 from sweeps.limits import Limits, StopReason  # noqa: E402
@@ -146,7 +146,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
 
 def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> tuple[StudyRecord, Point]:
     """A trial of one's own joins the study that is named, or else the model's collection of such trials."""
-    name = config.study or f"{asked.model.name}-single"
+    name = config.study or collection_name(asked)
     known = read_document(StudyDir(Path(config.studies_dir) / name).record, StudyRecord)
     point = pinned_values(request.composer.fixed, request.composer)
     if known is None:
@@ -195,6 +195,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         return loop.run(session.single)
     finally:
         display.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
 
 
 class Interrupt:

@@ -24,6 +24,9 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
         case Measurement() as seen:
             for name, text in _lines(seen, row):
                 console.print(Text(f"{name:<15} {text}"))
+        case None:
+            for reason in trial.reasons:
+                console.print(Text(f"rejected: {reason}"))
         case Failure() as failure:
             console.print(Text(f"{failure.kind}: {failure.message} ({failure.kind.explanation})"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)

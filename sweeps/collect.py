@@ -34,15 +34,18 @@ from train_entry.contract import (
 LOG_TAIL_LINES = 40
 LOSS_STEPS = 5  # averaged: a single batch's loss is noisy
 
-# Which failure explains the others: lower explains higher.
+# Which failure explains the others: lower explains higher, and kinds not listed explain all.
 _CAUSES = {
-    FailureKind.NODE_LOST: 1,
-    FailureKind.COMMS: 2,
-    FailureKind.HUNG: 3,
-    FailureKind.TIMED_OUT: 3,
-    FailureKind.PEER_LOST: 4,
-    FailureKind.CANCELLED: 5,
+    FailureKind.CANCELLED: 1,  # its peers see all kinds of trouble
+    FailureKind.NODE_LOST: 3,
+    FailureKind.CRASHED: 3,
+    FailureKind.COMMS: 5,
+    FailureKind.HUNG: 6,
+    FailureKind.TIMED_OUT: 6,
+    FailureKind.PEER_LOST: 7,
 }
+_KILLED = 2  # a rank that a signal ended, or that left nothing: its peers may call what they see a crash
+_ABORTED = 4  # but SIGABRT is how NCCL's watchdog ends a rank whose peer is gone
 _BY_REASON = {
     ExitReason.HUNG: FailureKind.HUNG,
     ExitReason.TIMED_OUT: FailureKind.TIMED_OUT,
@@ -58,9 +61,24 @@ def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
     measured = [outcome for outcome in outcomes if isinstance(outcome, RankMeasurement)]
     if len(measured) == len(outcomes):
         return measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
-    failures = [_failure(attempt, rank, outcomes[rank]) for rank in ranks]
-    found = [failure for failure in failures if failure is not None]
-    return min(found, key=lambda failure: _CAUSES.get(failure.kind, 0))
+    return _root_cause(attempt, outcomes)
+
+
+def _root_cause(attempt: AttemptDir, outcomes: Sequence[RankOutcome | None]) -> Failure:
+    """The failure that explains those of the other ranks."""
+    found: list[tuple[int, int, Failure]] = []
+    for rank, outcome in enumerate(outcomes):
+        ended = _read_exit(attempt, rank)
+        if failure := _failure(attempt, rank, outcome, ended):
+            found.append((_weight(failure, outcome, ended), rank, failure))
+    return min(found, key=lambda item: item[:2])[2]
+
+
+def _weight(failure: Failure, outcome: RankOutcome | None, ended: RankExit | None) -> int:
+    """How far down the chain of causes a rank's failure stands."""
+    if outcome is None and ended is not None and failure.kind is FailureKind.CRASHED:
+        return _ABORTED if ended.returncode == -signal.SIGABRT else _KILLED
+    return _CAUSES.get(failure.kind, 0)
 
 
 def measurement(
@@ -119,22 +137,24 @@ def _rank_outcome(attempt: AttemptDir, rank: int) -> RankOutcome | None:
         return None
 
 
+_SIGNALS = {int(number) for number in signal.Signals}  # real-time signals have no names
 _RANK_OUTCOME: Any = RankOutcome  # a union, which `type[T]` does not admit
 
 
-def _failure(attempt: AttemptDir, rank: int, outcome: RankOutcome | None) -> Failure | None:
+def _failure(
+    attempt: AttemptDir, rank: int, outcome: RankOutcome | None, ended: RankExit | None
+) -> Failure | None:
     """How a rank failed; None for one that did not."""
     if isinstance(outcome, RankMeasurement):
         return None
     if isinstance(outcome, Failure):
         return outcome
-    ended = _read_exit(attempt, rank)
     if ended is None:
         return Failure(
             kind=FailureKind.NODE_LOST,
             message=f"rank {rank} and its supervisor disappeared",
             rank=rank,
-            evidence=_log_tail(attempt, rank),
+            evidence=_log_tail(attempt, rank) or _launcher_tail(attempt),
         )
     return _from_exit(attempt, ended)
 
@@ -170,7 +190,11 @@ def _explain(ended: RankExit) -> tuple[FailureKind, str]:
         return _BY_REASON[ended.reason], f"was ended ({ended.reason}){where}"
     if ended.returncode >= 0:
         return FailureKind.CRASHED, f"ended with status {ended.returncode} and without an outcome{where}"
-    name = signal.Signals(-ended.returncode).name
+    name = (
+        signal.Signals(-ended.returncode).name
+        if -ended.returncode in _SIGNALS
+        else f"signal {-ended.returncode}"
+    )
     if -ended.returncode == signal.SIGKILL and ended.oom_kills > 0:
         return FailureKind.HOST_OOM, f"was killed by the kernel for want of memory{where}"
     return FailureKind.CRASHED, f"was killed by {name}{where}"
@@ -181,3 +205,10 @@ def _log_tail(attempt: AttemptDir, rank: int) -> str:
     if not log.exists():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+
+def _launcher_tail(attempt: AttemptDir) -> str:
+    """What submitit wrote, where not even a supervisor started."""
+    logs = sorted(attempt.submitit.glob("*.log")) + sorted(attempt.submitit.glob("*.out"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    return "\n".join(lines[-LOG_TAIL_LINES:])

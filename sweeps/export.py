@@ -41,6 +41,7 @@ def _script(directory: StudyDir, trial: Trial) -> str:
         "#!/bin/sh\n"
         f"# The winner of study {directory.path.name}: trial {trial.number}, {strategy}.\n"
         "# Measures it once more, as a trial of its own:\n"
+        f"cd {shlex.quote(str(Path.cwd()))}\n"
         f"{reproduce_command(trial.overrides)}\n"
         "# The same job by hand, without the orchestrator, results in ./again:\n"
         f"# {again}\n"

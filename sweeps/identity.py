@@ -30,7 +30,8 @@ FREE_KEYS = (
     "cluster.parallel",
     "cluster.on_interrupt",
 )
-COMPARABLE_KEYS = ("model", "data")  # what a trial of one's own shares with the study it joins
+# What a trial of one's own shares with the study it joins, for both to stand in one table.
+COMPARABLE_KEYS = ("model", "data", "seq_len", "global_batch", "ranks", "seed")
 TIMED_PACKAGES = ("torch", "deepspeed", "transformers")
 
 
@@ -60,12 +61,12 @@ def study_record(
         limits=limits,
         versions=versions(machine),
         model=model,
-        overrides=tuple(overrides),
+        overrides=tuple(text for text in overrides if not text.lstrip("+").startswith("tracking")),
     )
 
 
 def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
-    """What a single trial asks of the study it joins: the same model and data; all else is its own."""
+    """What a single trial asks of the study it joins: the same model, data and batch; all else is its own."""
     shared = {
         key: asked.asked.get(key) if under(key, COMPARABLE_KEYS) else value
         for key, value in known.asked.items()
@@ -76,6 +77,12 @@ def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
 def comparable(asked: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The part that even trials of one's own, gathered in one table, must share."""
     return {key: value for key, value in asked.items() if under(key, COMPARABLE_KEYS)}
+
+
+def collection_name(asked: StudyRecord) -> str:
+    """The study of single trials that can stand in one table with this one."""
+    text = json.dumps([comparable(asked.asked), dict(asked.versions)], sort_keys=True)
+    return f"{asked.model.name}-single-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def objective(config: SweepConfig, ranks_vary: bool) -> str:

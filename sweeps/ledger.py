@@ -14,6 +14,7 @@ from train_entry.contract import (
     AttemptDir,
     ContractError,
     Measurement,
+    Origin,
     Scalar,
     State,
     StudyDir,
@@ -42,8 +43,8 @@ class Ledger:
 
     @property
     def launched(self) -> int:
-        """How many trials cost a launch."""
-        return sum(trial.attempts > 0 for trial in self._trials.values())
+        """How many trials of the search cost a launch."""
+        return sum(trial.attempts > 0 and trial.origin is not Origin.USER for trial in self._trials.values())
 
     def __getitem__(self, number: int) -> Trial:
         return self._trials[number]

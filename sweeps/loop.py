@@ -37,7 +37,8 @@ from train_entry.contract import (
 )
 
 POLL_S = 0.2
-MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing
+MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing, where there is no end of them
+PROPOSALS_A_TURN = 20  # between two looks at the running jobs and at Ctrl-C
 
 
 class Observer(Protocol):
@@ -82,6 +83,7 @@ class StudyLoop:
 
     def run(self, point: Point | None = None) -> StopReason:
         """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
+        self._recover_own_trials()
         if point is None:
             self._recover()
         else:
@@ -93,7 +95,7 @@ class StudyLoop:
                 return self._ended(self._interrupt())
             self._launch_queued()
             reason = StopReason.EXHAUSTED if self._alone else self._limit_reached() or self._propose()
-            if reason and not self._running and not self._queued() and not self._start_checks():
+            if reason and not self._running and not self._queued() and not self._start_checks(reason):
                 return self._ended(reason)
             self.observer.tick(dict(self._running))
             self.clock.sleep(POLL_S)
@@ -101,6 +103,16 @@ class StudyLoop:
     def _ended(self, reason: StopReason) -> StopReason:
         self.observer.tick({})
         return reason
+
+    def _recover_own_trials(self) -> None:
+        """Collect what a user's own trials, those without -m, have left; the search repeats none of them."""
+        for trial in self.ledger.trials:
+            if trial.origin is not Origin.USER or trial.state not in (State.QUEUED, State.RUNNING):
+                continue
+            if self._was_launched(trial):
+                self._attach(trial)
+            else:
+                self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
 
     def _recover(self) -> None:
         """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""
@@ -123,15 +135,20 @@ class StudyLoop:
 
     def _resume(self, trial: Trial) -> None:
         self._proposals[trial.number] = self.searcher.resume(trial.values)
-        is_launched = trial.state is State.RUNNING and self.ledger.attempt(trial.number).spec.exists()
+        is_launched = self._was_launched(trial)
         state = State.RUNNING if is_launched else State.QUEUED
         # From now on: the time it lay between two starts is not the study's.
         self._record(trial.number, state=state, created_at=self.clock.now(), closed_at=None)
         if is_launched:
             self._attach(trial)
 
+    def _was_launched(self, trial: Trial) -> bool:
+        """Whether a job may exist: submitit writes to its folder before it starts one."""
+        attempt = self.ledger.attempt(trial.number)
+        return trial.state is not State.QUEUED and attempt.spec.exists() and attempt.submitit.exists()
+
     def _resume_check(self, trial: Trial) -> None:
-        if self.ledger.attempt(trial.number).spec.exists():
+        if self._was_launched(trial):
             self._attach(trial)
         else:  # the earlier start ended before it launched it
             self._record(trial.number, check_attempt=None)
@@ -152,7 +169,7 @@ class StudyLoop:
         for number, handle in list(self._running.items()):
             if self.cancel_on_interrupt:
                 self.cluster.cancel(handle)
-                self._finish(number, handle)
+                self._finish(number, handle, cancelled=True)
         for trial in self._queued():
             self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
         return StopReason.INTERRUPTED
@@ -161,13 +178,15 @@ class StudyLoop:
 
     def _propose(self) -> StopReason | None:
         """Ask while a slot is free; what needs no launch costs none."""
-        while self.cluster.free_ranks() > 0 and not self._launchable():
+        for _ in range(PROPOSALS_A_TURN):
+            if self.cluster.free_ranks() == 0 or self._launchable():
+                break
             proposal = self.searcher.ask()
             if proposal is None:
                 return StopReason.EXHAUSTED
             self._open(proposal, self.planner.plan(proposal.point), Origin.SAMPLER)
             self._unproductive += 1
-            if self._unproductive > MAX_UNPRODUCTIVE:
+            if self._unproductive > MAX_UNPRODUCTIVE and not self.searcher.is_finite:
                 return StopReason.UNPRODUCTIVE
             self._launch_queued()
             if reason := self._limit_reached():
@@ -188,15 +207,22 @@ class StudyLoop:
         if origin is not Origin.USER:
             self._proposals[number] = proposal
         if isinstance(planned.plan, Rejection):
-            rejected = dataclasses.replace(trial, state=State.REJECTED, reasons=planned.plan.reasons)
-            self.ledger.put(rejected)
-            self._close(number, state=State.REJECTED)
+            reasons = planned.plan.reasons
+            closed = dataclasses.replace(
+                trial, state=State.REJECTED, reasons=reasons, closed_at=trial.created_at
+            )
+            self._tell(self.ledger.put(closed))
             return
-        twin = self.ledger.twin(planned.fingerprint or "") if origin is not Origin.USER else None
+        twin = self._twin(planned) if origin is not Origin.USER else None
         self.ledger.put(
             dataclasses.replace(trial, plan=planned.plan, reused_from=twin.number if twin else None)
         )
         self.observer.changed(self.ledger[number])
+
+    def _twin(self, planned: Planned) -> Trial | None:
+        """A trial whose result this one can share: known, or on its way to us."""
+        twin = self.ledger.twin(planned.fingerprint or "")
+        return None if twin and twin.state is State.RUNNING and twin.number not in self._running else twin
 
     # ------------------------------------------------------------------ submit
 
@@ -254,8 +280,10 @@ class StudyLoop:
         attempt = self.ledger.open_attempt(spec, ds_config_text(spec.plan))
         self._running[trial.number] = self.cluster.submit(attempt, spec, slots)
 
-    def _start_checks(self) -> bool:
+    def _start_checks(self, reason: StopReason) -> bool:
         """Train the best trials longer, one after another; False when none is left to check."""
+        if reason is StopReason.HOURS:
+            return False
         ranked = sorted(self.ledger.measurements(), key=lambda found: -self._value(found[1]))
         for trial, _ in ranked[: self.check_best]:
             if trial.check is None and trial.plan is not None:
@@ -275,12 +303,15 @@ class StudyLoop:
             if self.cluster.poll(handle) in (JobState.ENDED, JobState.LOST):
                 self._finish(number, handle)
 
-    def _finish(self, number: int, handle: JobHandle) -> None:
+    def _finish(self, number: int, handle: JobHandle, cancelled: bool = False) -> None:
+        """Put a job that ended on record. What we cancelled says nothing, unless it had finished before."""
         del self._running[number]
         spec = read_document(handle.attempt.spec, TrialSpec)
         if spec is None:
             raise FileNotFoundError(handle.attempt.spec)
         outcome = collect(handle.attempt, spec)
+        if cancelled and isinstance(outcome, Failure):
+            outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
         gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
         if spec.kind is AttemptKind.CHECK:
             self._finish_check(number, outcome, gpu_s)
@@ -293,21 +324,27 @@ class StudyLoop:
             )
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
-        if _is_cancelled(outcome):
-            self._record(number, check_attempt=None, gpu_s=gpu_s)
-            return
-        self._record(number, check=outcome, gpu_s=gpu_s)
+        if _is_cancelled(outcome) or self._is_retried(number, outcome):
+            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
+            self._record(number, check_attempt=None, gpu_s=gpu_s, lost=lost)
+        else:
+            self._record(number, check=outcome, gpu_s=gpu_s)
 
     def _is_retried(self, number: int, outcome: Outcome) -> bool:
         if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
+            return False
+        if self.ledger[number].origin is Origin.USER and number != self._alone:
             return False
         if _is_cancelled(outcome):  # by us, on Ctrl-C; or by hand while we were away
             return not self.interrupted()
         return self.ledger[number].lost < self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
-        trial = self.ledger.change(number, closed_at=self.clock.now(), **changes)
-        if trial.state is not State.CANCELLED and (proposal := self._proposals.pop(number, None)):
+        self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
+
+    def _tell(self, trial: Trial) -> None:
+        """The sampler, then the observer, hear of a closed trial that is on record."""
+        if trial.state is not State.CANCELLED and (proposal := self._proposals.pop(trial.number, None)):
             self.searcher.tell(proposal, self._lesson(trial))
         self.observer.changed(trial)
 

@@ -30,6 +30,7 @@ MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them
 STUDY_ONLY = (
     "study",
     "studies_dir",
+    "tracking",  # a URI may hold a password, and a trial's command is shown everywhere
     "space",
     "search",
     "check",

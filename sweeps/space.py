@@ -45,7 +45,7 @@ class Interval:
         if self.digits is not None and value != 0:
             value = round(value, self.digits - 1 - math.floor(math.log10(abs(value))))
         value = min(max(value, self.low), self.high)
-        return int(value) if self.integral else float(value)
+        return round(value) if self.integral else float(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

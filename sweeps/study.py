@@ -59,6 +59,10 @@ class Searcher:
         self._open: dict[int, optuna.trial.Trial] = {}
         self._worst: float | None = None
 
+    @property
+    def is_finite(self) -> bool:
+        return self._space.size is not None
+
     def remember(self, lesson: Lesson) -> None:
         """A lesson of an earlier start."""
         self._mark(lesson.point)

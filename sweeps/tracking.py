@@ -68,6 +68,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written
 log = logging.getLogger(__name__)
 
 TRIAL_TAG = "shardsweep.trial"
@@ -76,6 +77,7 @@ STUDY_TAG = "shardsweep.study"  # of an experiment: tells studies of one name ap
 # MLflow's limits for one log_batch.
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
+PAGE_RUNS = 1000  # a search; 50,000 is MLflow's limit, but a page is held in memory, parameters and all
 PROBE_S = 3.0  # a server that has not answered by then is down
 SQLITE_BUSY_S = 20.0  # MLflow's own
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -121,6 +123,8 @@ class MlflowTracker:
         self._client: Any = None
         self._experiment = ""
         self._version = ""
+        # By trial number, as tagged. None: not read yet; of one trial: in doubt, to be read again.
+        self._runs: dict[str, Digests | None] | None = None
 
     def open(self) -> None:
         """Connect, and create the study's experiment where it is missing."""
@@ -138,7 +142,7 @@ class MlflowTracker:
             client.set_experiment_tag(self._experiment, "mlflow.experimentKind", "custom_model_development")
             if self._version.startswith(VIEW_VERSIONS):
                 client.set_experiment_tag(self._experiment, VIEW_TAG, shared_view(self._study))
-            self._client = client
+            self._client, self._runs = client, None
 
     def runs_url(self, port: int = 5000) -> str:
         """The study's table; `port` is the one given to `ui_command`. After `open`."""
@@ -149,7 +153,7 @@ class MlflowTracker:
             self.open()
         failed = f"cannot record trial {trial.number} at {mask_password(self.uri)}"
         with _one_line(self.uri, failed, "a replay of the study will"):
-            self._replace(trial.number, run_content(trial, attempt))
+            self._replace(str(trial.number), run_content(trial, attempt))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Nothing is ever pending."""
@@ -173,18 +177,37 @@ class MlflowTracker:
                 return str(found.experiment_id)
         raise TrackingError(f"{mask_password(self.uri)} has two other studies named {self._study.name}")
 
-    def _replace(self, number: int, content: RunContent) -> None:
-        digest = content.digest
-        known = self._client.search_runs([self._experiment], f"tags.`{TRIAL_TAG}` = '{number}'")
-        if [run.data.tags.get(DIGEST_TAG) for run in known] == [digest]:
+    def _replace(self, number: str, content: RunContent) -> None:
+        if self._runs is None:  # all at once: resuming records every trial, and a search takes 20 ms
+            self._runs = dict(self._search())
+        known, digest = self._runs.get(number, {}), content.digest
+        if known is None:
+            known = self._search(f"tags.`{TRIAL_TAG}` = '{number}'").get(number, {})
+        if list(known.values()) == [digest]:
             return
-        for run in known:
-            self._client.delete_run(run.info.run_id)
-        tags = {TRIAL_TAG: str(number)}
-        run = self._client.create_run(self._experiment, content.start_ms, tags, content.name)
-        self._fill(run.info.run_id, content)
-        self._client.set_terminated(run.info.run_id, content.status, content.end_ms)
-        self._client.set_tag(run.info.run_id, DIGEST_TAG, digest)
+        self._runs[number] = None  # until all is written: a request that fails may yet have been carried out
+        for run_id in known:
+            self._client.delete_run(run_id)
+        tags = {TRIAL_TAG: number}
+        run_id = self._client.create_run(self._experiment, content.start_ms, tags, content.name).info.run_id
+        self._fill(run_id, content)
+        self._client.set_terminated(run_id, content.status, content.end_ms)
+        self._client.set_tag(run_id, DIGEST_TAG, digest)
+        self._runs[number] = {run_id: digest}
+
+    def _search(self, wanted: str = "") -> dict[str, Digests]:
+        """By trial number, the runs that are not deleted."""
+        found: dict[str, Digests] = {}
+        token: str | None = ""  # of the first page
+        while token is not None:
+            page = self._client.search_runs(
+                [self._experiment], wanted, max_results=PAGE_RUNS, page_token=token or None
+            )
+            token = page.token or None
+            for run in page:
+                tags = run.data.tags
+                found.setdefault(tags.get(TRIAL_TAG, ""), {})[run.info.run_id] = tags.get(DIGEST_TAG)
+        return found
 
     def _fill(self, run: str, content: RunContent) -> None:
         from mlflow.entities import Metric, Param, RunTag  # loaded by open()
@@ -206,7 +229,7 @@ class MlflowTracker:
 
 
 class BackgroundTracker:
-    """Keeps a slow or broken tracker away from the study: its own thread, one warning, a bounded end."""
+    """Keeps a slow or broken tracker away from the study: its own thread, few warnings, a bounded end."""
 
     def __init__(self, tracker: Tracker, study_dir: Path) -> None:
         self._tracker = tracker
@@ -227,7 +250,7 @@ class BackgroundTracker:
         if self._thread.is_alive():
             self._miss(f"not done after {timeout_s:g} s")
         elif self.missed > 1:
-            log.info("%d trials were not recorded in MLflow", self.missed)
+            log.warning("MLflow: %d trials were not recorded; `%s` adds them", self.missed, self._replay_line)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -239,8 +262,11 @@ class BackgroundTracker:
     def _miss(self, reason: str) -> None:
         self.missed += 1
         if self.missed == 1:
-            replay_line = f"python -m sweeps replay {self._study_dir}"
-            log.warning("MLflow: %s. The study goes on; `%s` fills it in later", reason, replay_line)
+            log.warning("MLflow: %s. The study goes on; `%s` fills it in later", reason, self._replay_line)
+
+    @property
+    def _replay_line(self) -> str:
+        return f"python -m sweeps replay {self._study_dir}"
 
 
 def replay(study_dir: StudyDir, uri: str) -> int:

@@ -15,12 +15,15 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from sweeps.errors import TrackingError
 from train_entry.contract import (
     AttemptDir,
     Failure,
@@ -42,6 +45,7 @@ NETWORK_FILESYSTEMS = frozenset(
     "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 smbfs afs panfs wekafs orangefs pvfs2 glusterfs ocfs2 gfs2 "
     "fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.rclone".split()
 )
+VAR_TMP = Path("/var/tmp")  # unlike /tmp it outlives a reboot
 STATUS = {
     State.MEASURED: "FINISHED",
     State.REUSED: "FINISHED",
@@ -211,10 +215,11 @@ def shared_view(study: StudyRecord) -> str:
     return json.dumps({"name": "fastest first", **times, "state": json.dumps(state)})
 
 
-def default_uri(studies_dir: Path, mounts: str | None = None) -> str:
+def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VAR_TMP) -> str:
     """SQLite beside the studies, or in a directory of this host where theirs is on a network filesystem.
 
-    `mounts` is the text of /proc/mounts. The directory of this host is created where missing.
+    `mounts` is the text of /proc/mounts. The directory of this host is created where missing; it is in
+    `var_tmp` where the home is on the network too. Raises TrackingError where somebody else made that one.
     """
     if mounts is None:
         mounts = Path("/proc/mounts").read_text() if Path("/proc/mounts").exists() else ""
@@ -223,10 +228,31 @@ def default_uri(studies_dir: Path, mounts: str | None = None) -> str:
         return f"sqlite:///{studies / 'mlflow.db'}"
     state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().resolve() / "shardsweep"
     if _is_on_network(state, mounts):
-        state = Path(f"/var/tmp/shardsweep-{os.getuid()}")  # unlike /tmp it outlives a reboot
-    state.mkdir(parents=True, exist_ok=True)
+        state = _own_directory(var_tmp / f"shardsweep-{os.getuid()}")
+    else:
+        state.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(str(studies).encode()).hexdigest()[:12]
     return f"sqlite:///{state / f'mlflow-{name}.db'}"
+
+
+def _own_directory(path: Path) -> Path:
+    """Ours alone, created where missing. Anybody may write beside it, and so may have been there first."""
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise _not_ours(path, f"cannot be created: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_ours(path, "is a symbolic link" if path.is_symlink() else "is no directory")
+    if found.st_uid != os.getuid():
+        raise _not_ours(path, "belongs to another user")
+    return path
+
+
+def _not_ours(path: Path, reason: str) -> TrackingError:
+    way_out = "set tracking.uri=sqlite:////absolute/path/mlflow.db (--uri of a replay), or tracking=none"
+    return TrackingError(f"{path} {reason}; {way_out}")
 
 
 def artifact_root(studies_dir: Path) -> Path:

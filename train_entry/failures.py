@@ -35,7 +35,13 @@ TEXTS = {
     "Current loss scale already at minimum": FailureKind.DIVERGED,
 }
 # gloo: transport/tcp/pair.cc and unbound_buffer.cc.
-PEER_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+PEER_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+)
 
 
 class DivergedError(ArithmeticError):

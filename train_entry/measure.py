@@ -100,6 +100,7 @@ class StepClock:
     def _whole_step(self) -> None:
         lr = self._engine.lr()
         before = self._engine.parameters() if self._measure.update_norms else []
+        dist.barrier()  # all ranks start together, so that rank 0, which writes files, sees all of a step
         watch = Stopwatch(self._device)
         self._loss.zero_()
         for _ in range(self._plan.grad_accum):

@@ -92,6 +92,9 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    supervisor = os.environ.get("SHARDSWEEP_SUPERVISOR")
+    if supervisor is not None and os.getppid() != int(supervisor):  # it ended before the kernel knew
+        raise SystemExit("the supervisor is gone")
 
 
 def dump_stacks_on_signal(path: Path) -> None:

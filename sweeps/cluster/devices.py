@@ -36,14 +36,15 @@ def detect(cluster: ClusterConfig) -> Machine:
     cores = len(os.sched_getaffinity(0))
     gpus = () if cluster.device == "cpu" else find_gpus()
     if not gpus:
-        if cluster.device == "cuda":
+        if cluster.device == "cuda" or (cluster.device == "auto" and _are_misnamed(os.environ)):
             raise ConfigError(
-                "cluster.device=cuda: no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES"
+                f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
+                "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
             )
         return Machine(
             device="cpu", nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or cores, cores=cores
         )
-    alike = max(Counter(gpu.name for gpu in gpus).values())  # a trial never mixes card models
+    (name, alike), *_ = Counter(gpu.name for gpu in gpus).most_common(1)  # a study never mixes card models
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
         raise ConfigError(
             f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
@@ -52,9 +53,14 @@ def detect(cluster: ClusterConfig) -> Machine:
         device="cuda",
         nodes=cluster.nodes,
         ranks_per_node=cluster.gpus_per_node or alike,
-        gpus=gpus,
+        gpus=tuple(gpu for gpu in gpus if gpu.name == name)[: cluster.gpus_per_node or alike],
         cores=cores,
     )
+
+
+def _are_misnamed(environment: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names GPUs, none of which was found. Empty or -1 hides them on purpose."""
+    return environment.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
 
 
 def _nvml_gpus() -> list[Gpu]:

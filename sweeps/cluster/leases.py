@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.cluster.processes import is_alive, start_ticks
+from sweeps.errors import ConfigError
 from train_entry.contract import write_atomic
 
 
@@ -31,13 +33,25 @@ def default_directory() -> Path:
     return Path(named) if named else Path(f"/tmp/shardsweep-{os.getuid()}")
 
 
+def _require_private(directory: Path) -> None:
+    """Make the directory, or raise ConfigError where it is not ours alone: /tmp is everybody's."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{directory}: not a directory that only you can write to; "
+            "remove it, or set SHARDSWEEP_STATE_DIR to another one on this host"
+        )
+
+
 class LeasePool:
     """Slots of one host."""
 
     def __init__(self, slots: Sequence[Slot], directory: Path) -> None:
         self._slots = tuple(slots)
+        _require_private(directory)
         self._directory = directory / "leases"
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory.mkdir(exist_ok=True, mode=0o700)
 
     def acquire(self, count: int, owner: int) -> tuple[str, ...] | None:
         """Take `count` slots of one kind for a process; None while so many are not free."""
@@ -90,6 +104,7 @@ class LeasePool:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._directory / ".lock").open("w") as lock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._directory / ".lock", flags, 0o600), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +16,17 @@ from submitit.local.local import LocalExecutor, LocalJob
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.cluster.leases import LeasePool, Slot, default_directory
 from sweeps.cluster.processes import end_session, is_alive, start_ticks
-from sweeps.cluster.supervisor import supervise
+from sweeps.cluster.supervisor import job_record, supervise
+from sweeps.errors import SweepError
 from sweeps.machine import Machine
-from train_entry.contract import AttemptDir, JobRecord, TrialSpec, read_document
+from train_entry.contract import (
+    AttemptDir,
+    JobRecord,
+    TrialSpec,
+    dump,
+    read_document,
+    write_atomic,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a busy machine takes seconds
@@ -54,6 +63,8 @@ class LocalCluster:
         )
         executor.submit(supervise, str(attempt.path.resolve()))
         controller = executor.controller
+        # The job writes the same as its first act; but it may not come to that.
+        write_atomic(attempt.job, dump(job_record(str(controller.pid), controller.pid)))
         self._leases.hand_over(slots, controller.pid)
         handle = JobHandle(attempt=attempt, ranks=spec.plan.ranks, slots=slots, submitted_at=time.monotonic())
         self._active[attempt.path] = handle
@@ -63,6 +74,9 @@ class LocalCluster:
     def attach(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...]) -> JobHandle:
         handle = JobHandle(attempt=attempt, ranks=ranks, slots=slots, submitted_at=time.monotonic())
         self._active[attempt.path] = handle
+        record = read_document(attempt.job, JobRecord)
+        if record and _is_here(record) and is_alive(record.leader_pid, record.leader_start_ticks):
+            self._leases.hand_over(slots, record.leader_pid)  # its launcher may have died before it did
         return handle
 
     def poll(self, handle: JobHandle) -> JobState:
@@ -88,7 +102,11 @@ class LocalCluster:
         if controller := self._controllers.get(handle.attempt.path):
             return controller.poll() is None
         record = read_document(handle.attempt.job, JobRecord)
-        return None if record is None else is_alive(record.leader_pid, record.leader_start_ticks)
+        if record is None:
+            return None
+        if not _is_here(record):  # its processes cannot be seen from this host, but they have a time limit
+            return time.time() < record.started_at + _time_limit_s(handle.attempt) + SUBMITIT_MARGIN_S
+        return is_alive(record.leader_pid, record.leader_start_ticks)
 
     def _finish(self, handle: JobHandle, patience_s: float) -> None:
         """Let the job's processes end, end those that do not, and give its slots back."""
@@ -112,9 +130,20 @@ def cancel_attempt(attempt: AttemptDir) -> int | None:
     record = read_document(attempt.job, JobRecord)
     if record is None:
         return None
+    if not _is_here(record):
+        raise SweepError(f"{attempt.path}: runs on host {record.host}; cancel it there")
     if start_ticks(record.leader_pid) in (None, record.leader_start_ticks):  # not a reused pid
         end_session(record.leader_pid, CANCEL_PATIENCE_S)
     return record.leader_pid
+
+
+def _is_here(record: JobRecord) -> bool:
+    return record.host == socket.gethostname()
+
+
+def _time_limit_s(attempt: AttemptDir) -> float:
+    spec = read_document(attempt.spec, TrialSpec)
+    return spec.limits.attempt_s if spec else 0.0
 
 
 def _slots(machine: Machine) -> list[Slot]:

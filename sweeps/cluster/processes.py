@@ -34,8 +34,9 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 def die_with_parent() -> None:
     """Have the kernel end this process when its parent ends, however that ends."""
+    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() != parent or parent == 1:  # it ended before the kernel knew
         raise SystemExit("the parent is gone")
 
 
@@ -52,8 +53,9 @@ def end_descendants() -> None:
 def end_session(leader: int, patience_s: float) -> None:
     """End a session and all its descendants: SIGINT to the leader, then SIGKILL to what is left."""
     members = _session(leader)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(leader, signal.SIGINT)
+    if leader in {process.pid for process in members}:  # else it is gone, and its number may be another's
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(leader, signal.SIGINT)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and any(process.is_running() for process in members):
         psutil.wait_procs(members, timeout=0.1)

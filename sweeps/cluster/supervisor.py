@@ -27,6 +27,7 @@ from train_entry.contract import (
     JobRecord,
     Phase,
     RankExit,
+    RankMeasurement,
     TimeLimits,
     TrialSpec,
     dump,
@@ -36,6 +37,7 @@ from train_entry.contract import (
 
 POLL_S = 0.1
 PEER_GRACE_S = 3.0  # for a rank to record its own failure after a peer has failed
+LEAVING_S = 10.0  # for a rank to end after its outcome; taking down a process group can hang
 STACKS_S = 1.0  # for a silent rank to write its stacks before it is killed
 MAX_GPU_THREADS = 8  # beyond that host threads no longer help a rank that computes on a GPU
 
@@ -50,7 +52,7 @@ def supervise(attempt_path: str) -> None:
     if spec is None:
         raise SystemExit(f"{attempt.spec} is missing")
     if environment.global_rank == 0:
-        write_atomic(attempt.job, dump(_job_record(environment.job_id)))
+        write_atomic(attempt.job, dump(job_record(environment.job_id, os.getsid(0))))
     watch = _Watch(attempt, spec, environment.global_rank)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, watch.cancel)
@@ -58,8 +60,8 @@ def supervise(attempt_path: str) -> None:
     end_descendants()
 
 
-def _job_record(job_id: str) -> JobRecord:
-    leader = os.getsid(0)
+def job_record(job_id: str, leader: int) -> JobRecord:
+    """How a job can be found again: by the leader of its session on this host."""
     return JobRecord(
         job_id=job_id,
         host=socket.gethostname(),
@@ -83,6 +85,7 @@ def rank_environment(attempt: AttemptDir, spec: TrialSpec, rank: int, local_rank
         # A file, not a port: two trials of one machine cannot clash, and none has to be free.
         "SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.resolve().as_uri(),
         "HF_HUB_OFFLINE": "1",
+        "SHARDSWEEP_SUPERVISOR": str(os.getpid()),  # the rank ends with it
     }
 
 
@@ -99,6 +102,7 @@ class _Watch:
     phase: Phase | None = None
     cancelled: bool = False
     peer_failed_at: float | None = None
+    told_at: float | None = None  # when its outcome was there
 
     def cancel(self, _signal: int, _frame: FrameType | None) -> None:
         self.cancelled = True
@@ -138,6 +142,9 @@ class _Watch:
     def _reason_to_end(self) -> ExitReason | None:
         if self.cancelled:
             return ExitReason.CANCELLED
+        if self.attempt.outcome(self.rank).exists():  # it has said all it had to say
+            self.told_at = self.told_at or time.monotonic()
+            return ExitReason.EXITED if time.monotonic() - self.told_at > LEAVING_S else None
         if self._peer_is_lost():
             return ExitReason.PEER_LOST
         if time.monotonic() - self.moved > self._patience_s(self.spec.limits):
@@ -159,8 +166,7 @@ class _Watch:
     def _failed(self, peer: int) -> bool:
         if peer == self.rank or not self.attempt.exit(peer).exists():
             return False
-        ended = read_document(self.attempt.exit(peer), RankExit)
-        return ended is not None and (ended.returncode != 0 or not self.attempt.outcome(peer).exists())
+        return not _has_measured(self.attempt.outcome(peer))
 
     def _read_heartbeat(self) -> None:
         try:
@@ -178,6 +184,13 @@ class _Watch:
             time.sleep(STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _has_measured(outcome: Path) -> bool:
+    try:
+        return read_document(outcome, RankMeasurement) is not None
+    except ContractError:  # a failure
+        return False
 
 
 def _kernel_oom_kills() -> int:

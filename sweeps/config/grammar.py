@@ -61,6 +61,7 @@ def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
         if not override.is_sweep_override()
         and not override.is_delete()
         and override.key_or_group.partition(".")[0] not in STUDY_KEYS
+        and not isinstance(override.value(), dict)
     }
 
 

@@ -95,6 +95,8 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
         yield "model.path", "is not set; model=hf needs model.path=DIR, a directory with config.json"
     if config.data.kind == "text" and not config.data.path:
         yield "data.path", "is not set; data=text needs data.path=FILE_OR_DIR"
+    if not _is_name(config.model.name):
+        yield "model.name", f"{config.model.name!r} is no name; use letters, digits, '.', '_' and '-'"
     if config.study is not None and (
         not config.study or config.study[0] in ".-" or not _is_name(config.study)
     ):

@@ -99,6 +99,7 @@ class FakeCluster:
     taken: set[str] = field(default_factory=set)  # slots that other studies hold
     launched: list[TrialSpec] = field(default_factory=list)
     most_at_once: int = 0
+    silent_when_cancelled: bool = False  # its supervisors are ended before they can write how
     _ours: set[AttemptDir] = field(default_factory=set)
 
     def restarted(self) -> FakeCluster:
@@ -121,6 +122,7 @@ class FakeCluster:
         polls = _named({"*": POLLS, **self.polls}, spec)
         self.jobs[attempt] = _Job(spec=spec, script=script, slots=slots, polls_left=polls)
         self.launched.append(spec)
+        attempt.submitit.mkdir()
         self.most_at_once = max(self.most_at_once, len(self.jobs))
         return self.attach(attempt, spec.plan.ranks, slots)
 
@@ -142,7 +144,7 @@ class FakeCluster:
     def cancel(self, handle: JobHandle) -> None:
         job = self.jobs.pop(handle.attempt, None)
         self._ours.discard(handle.attempt)
-        for rank in range(handle.ranks if job else 0):
+        for rank in range(handle.ranks if job and not self.silent_when_cancelled else 0):
             _write_exit(handle.attempt, rank, returncode=-9, reason=ExitReason.CANCELLED)
 
     def finish(self, attempt: AttemptDir) -> None:

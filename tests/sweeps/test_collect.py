@@ -172,7 +172,8 @@ def test_a_killed_rank_explains_its_peers_communication_error(attempt: AttemptDi
         (FailureKind.BAD_CONFIG, FailureKind.HUNG),
         (FailureKind.COMMS, FailureKind.HUNG),
         (FailureKind.HUNG, FailureKind.PEER_LOST),
-        (FailureKind.PEER_LOST, FailureKind.CANCELLED),
+        (FailureKind.CANCELLED, FailureKind.PEER_LOST),
+        (FailureKind.CANCELLED, FailureKind.NODE_LOST),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
@@ -247,7 +248,7 @@ def test_how_a_process_ended_says_what_failed(
     attempt: AttemptDir, spec: TrialSpec, how: dict[str, Any], kind: FailureKind, message: str
 ) -> None:
     ended(attempt, 0, **how)
-    ended(attempt, 1, returncode=KILLED, reason=ExitReason.CANCELLED)
+    ended(attempt, 1, returncode=KILLED, reason=ExitReason.PEER_LOST)
     ended_both = failure(attempt, spec)
     assert (ended_both.kind, ended_both.message, ended_both.rank) == (kind, message, 0)
 
@@ -290,3 +291,48 @@ def test_gpu_seconds_are_ranks_times_the_longest_of_them(attempt: AttemptDir) ->
 
 def test_flops_follow_the_palm_formula(shape: ModelShape) -> None:
     assert flops_per_token(shape, 1) == 6 * 1000 + 12 * 2 * 8
+
+
+def test_what_ranks_see_of_a_cancelled_peer_is_no_failure_of_theirs(
+    attempt: AttemptDir, spec: TrialSpec
+) -> None:
+    ended(attempt, 0, returncode=KILLED, reason=ExitReason.CANCELLED)
+    write_atomic(attempt.outcome(1), dump(failed(FailureKind.CRASHED, 1)))
+    ended(attempt, 1, returncode=1)
+    assert failure(attempt, spec).kind is FailureKind.CANCELLED
+
+
+def test_out_of_memory_counts_though_the_attempt_was_cancelled(attempt: AttemptDir, spec: TrialSpec) -> None:
+    ended(attempt, 0, returncode=KILLED, reason=ExitReason.CANCELLED)
+    write_atomic(attempt.outcome(1), dump(failed(FailureKind.GPU_OOM, 1)))
+    ended(attempt, 1, returncode=1)
+    assert failure(attempt, spec).kind is FailureKind.GPU_OOM
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV])
+def test_out_of_memory_explains_a_peer_that_a_signal_ended(
+    attempt: AttemptDir, spec: TrialSpec, number: signal.Signals
+) -> None:
+    ended(attempt, 0, returncode=-number)
+    write_atomic(attempt.outcome(1), dump(failed(FailureKind.GPU_OOM, 1)))
+    ended(attempt, 1, returncode=1)
+    assert failure(attempt, spec).kind is FailureKind.GPU_OOM
+
+
+def test_a_crash_explains_a_peer_that_aborted_but_not_one_that_was_killed(
+    attempt: AttemptDir, spec: TrialSpec
+) -> None:
+    write_atomic(attempt.outcome(1), dump(failed(FailureKind.CRASHED, 1)))
+    ended(attempt, 1, returncode=1)
+    ended(attempt, 0, returncode=-signal.SIGABRT)
+    assert failure(attempt, spec).rank == 1
+    ended(attempt, 0, returncode=KILLED)
+    assert failure(attempt, spec).rank == 0
+
+
+def test_a_rank_ended_by_a_real_time_signal_is_named_by_its_number(
+    attempt: AttemptDir, spec: TrialSpec
+) -> None:
+    ended(attempt, 0, returncode=-40)
+    ended(attempt, 1, returncode=KILLED, reason=ExitReason.PEER_LOST)
+    assert "killed by signal 40" in failure(attempt, spec).message

@@ -125,18 +125,21 @@ def test_versions_name_the_packages_and_the_card(machine: Machine) -> None:
     assert versions(dataclasses.replace(machine, gpus=(gpu,)))["device"] == "H200"
 
 
-def test_a_single_trial_shares_model_and_data_with_the_study_it_joins(
+def test_a_single_trial_shares_model_data_and_batch_with_the_study_it_joins(
     record: Callable[..., StudyRecord],
 ) -> None:
     known, single = record(), record(dimensions=(), global_batch=64, measure__steps=50, data__kind="text")
     joined = joined_record(known, single)
-    assert (joined.asked["global_batch"], joined.asked["measure.steps"]) == (32, 12)
-    assert joined.asked["data.kind"] == "text"  # which open_study then refuses
+    assert joined.asked["measure.steps"] == 12
+    assert (joined.asked["global_batch"], joined.asked["data.kind"]) == (
+        64,
+        "text",
+    )  # open_study refuses them
     assert (joined.name, joined.dimensions) == (known.name, known.dimensions)
 
 
-def test_trials_in_one_table_compare_by_model_and_data(record: Callable[..., StudyRecord]) -> None:
-    assert set(comparable(record().asked)) == {"model.name", "data.kind"}
+def test_trials_in_one_table_compare_by_model_data_and_batch(record: Callable[..., StudyRecord]) -> None:
+    assert set(comparable(record().asked)) == {"model.name", "data.kind", "global_batch", "ranks"}
 
 
 @pytest.mark.parametrize(

@@ -182,45 +182,7 @@ def test_every_state_has_a_status() -> None:
     assert set(STATUS) == set(State)
 
 
-# Again
-
-
-def test_recording_twice_leaves_one_run_untouched(
-    tracker: MlflowTracker, mlflow_uri: str, study: StudyRecord, tmp_path: Path
-) -> None:
-    attempt = attempt_in(tmp_path)
-    tracker.record(measured(0), attempt)
-    before = [run.info.run_id for run in runs(mlflow_uri, study.name)]
-
-    tracker.record(measured(0), attempt)
-
-    assert [run.info.run_id for run in runs(mlflow_uri, study.name)] == before
-
-
-def test_a_trial_measured_again_replaces_its_run(
-    tracker: MlflowTracker, mlflow_uri: str, study: StudyRecord
-) -> None:
-    tracker.record(measured(0, tokens_per_s_per_gpu=1000.0), None)
-    tracker.record(measured(1), None)
-
-    tracker.record(measured(0, tokens_per_s_per_gpu=900.0), None)
-
-    speeds = [run.data.metrics["tokens_per_s_per_gpu"] for run in runs(mlflow_uri, study.name)]
-    assert speeds == [900.0, 12_345.0]
-
-
-def test_a_partly_written_run_is_replaced(
-    tracker: MlflowTracker, mlflow_uri: str, study: StudyRecord, tmp_path: Path
-) -> None:
-    tracker.open()
-    experiment = client(mlflow_uri).get_experiment_by_name(study.name).experiment_id
-    client(mlflow_uri).create_run(experiment, tags={"shardsweep.trial": "0"})
-
-    tracker.record(measured(0), attempt_in(tmp_path))
-
-    (run,) = runs(mlflow_uri, study.name)
-    assert run.info.status == "FINISHED"
-    assert run.data.metrics["by_step/loss"] == 5.0 / 3
+# The study as a whole
 
 
 def test_a_replay_equals_what_was_recorded_live(mlflow_uri: str, tmp_path: Path, study: StudyRecord) -> None:

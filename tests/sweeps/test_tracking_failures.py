@@ -161,19 +161,29 @@ def test_a_stuck_tracker_neither_blocks_recording_nor_closing(caplog: pytest.Log
     inner.released.set()
 
 
-def test_a_raising_tracker_costs_one_warning_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_raising_tracker_costs_one_warning_and_a_count_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     tracker = BackgroundTracker(Raising(), Path("studies/s"))
 
     for number in range(3):
         tracker.record(measured(number), None)
     tracker.close()
 
-    (warning,) = warnings_in(caplog)
-    assert "an error nobody thought of" in warning
+    first, last = warnings_in(caplog)
+    assert "an error nobody thought of" in first
+    assert last == "MLflow: 3 trials were not recorded; `python -m sweeps replay studies/s` adds them"
     assert tracker.missed == 3
 
 
-def test_a_server_that_is_down_costs_one_warning(
+def test_a_single_miss_is_not_counted_out(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = BackgroundTracker(Raising(), Path("studies/s"))
+
+    tracker.record(measured(0), None)
+    tracker.close()
+
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_a_server_that_is_down_costs_one_warning_and_a_count(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, closed_port: int
 ) -> None:
     uri = f"http://me:secret@127.0.0.1:{closed_port}"
@@ -184,8 +194,9 @@ def test_a_server_that_is_down_costs_one_warning(
         tracker.record(measured(number), None)
     tracker.close(timeout_s=20)
 
-    (warning,) = warnings_in(caplog)
-    assert "Connection refused" in warning and "secret" not in warning
+    first, last = warnings_in(caplog)
+    assert "Connection refused" in first and "secret" not in first + last
+    assert "3 trials were not recorded" in last
     assert tracker.missed == 3
 
 

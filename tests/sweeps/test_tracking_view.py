@@ -7,10 +7,12 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sweeps.errors import TrackingError
 from sweeps.tracking import (
     default_uri,
     runs_url,
@@ -57,13 +59,68 @@ def test_studies_on_a_network_filesystem_have_it_on_this_host(
 
 def test_where_the_home_is_on_the_network_too_it_is_in_var_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
+    found = Path.cwd().lstat()
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
     monkeypatch.setattr(Path, "mkdir", lambda self, **_: made.append(str(self)))  # touches nothing outside
+    monkeypatch.setattr(Path, "lstat", lambda _self: found)
+    monkeypatch.setattr(os, "getuid", lambda: found.st_uid)
 
     uri = default_uri(Path("/home/me/studies"), MOUNTS)
 
     assert made == [f"/var/tmp/shardsweep-{os.getuid()}"]
     assert uri.startswith(f"sqlite:///{made[0]}/mlflow-")
+
+
+@pytest.fixture
+def var_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a host whose home is on the network."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
+    (tmp_path / "var_tmp").mkdir()
+    return tmp_path / "var_tmp"
+
+
+def test_what_is_in_var_tmp_is_for_its_owner_alone(var_tmp: Path) -> None:
+    uris = {default_uri(Path("/home/me/studies"), MOUNTS, var_tmp) for _again in range(2)}
+
+    (made,) = var_tmp.iterdir()
+    assert made.name == f"shardsweep-{os.getuid()}"
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert [uri.startswith(f"sqlite:///{made}/mlflow-") for uri in uris] == [True]
+
+
+SQUATTERS: dict[str, Callable[[Path], object]] = {
+    "is a symbolic link": lambda path: path.symlink_to(path.parent),
+    "is a symbolic link to nowhere": lambda path: path.symlink_to(path.parent / "none"),
+    "is no directory": lambda path: path.write_text(""),
+}
+
+
+@pytest.mark.parametrize("what", SQUATTERS)
+def test_what_somebody_put_there_first_is_refused(what: str, var_tmp: Path) -> None:
+    path = var_tmp / f"shardsweep-{os.getuid()}"
+    SQUATTERS[what](path)
+
+    with pytest.raises(TrackingError) as caught:
+        default_uri(Path("/home/me/studies"), MOUNTS, var_tmp)
+
+    reason = what.removesuffix(" to nowhere")
+    assert str(caught.value).startswith(f"{path} {reason}; set tracking.uri=sqlite:////absolute/path/")
+    assert "\n" not in str(caught.value)
+    assert [entry.name for entry in var_tmp.iterdir()] == [path.name]
+
+
+def test_a_directory_of_another_user_is_refused(var_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.getuid()
+    (var_tmp / f"shardsweep-{me + 1}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+
+    with pytest.raises(TrackingError, match=r"belongs to another user; set tracking\.uri="):
+        default_uri(Path("/home/me/studies"), MOUNTS, var_tmp)
+
+
+def test_a_var_tmp_that_cannot_be_written_is_said_in_one_line(var_tmp: Path) -> None:
+    with pytest.raises(TrackingError, match=r"cannot be created: No such file .*; set tracking\.uri="):
+        default_uri(Path("/home/me/studies"), MOUNTS, var_tmp / "none")
 
 
 def test_a_studies_directory_reached_by_a_link_is_where_the_link_leads(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_ranks_of_a_cpu_node_can_be_said() -> None:
 def test_a_hidden_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect(ClusterConfig(device="auto")).device == "cpu"
-    with pytest.raises(ConfigError, match="no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(ConfigError, match="no GPU is visible; see nvidia-smi, and CUDA_VISIBLE_DEVICES"):
         detect(ClusterConfig(device="cuda"))
 
 
@@ -69,3 +69,20 @@ def test_capacity_is_ranks_of_all_nodes() -> None:
     machine = Machine(device="cuda", nodes=2, ranks_per_node=4, gpus=tuple(GPUS))
     assert (machine.capacity, machine.device_name) == (8, "H200")
     assert Machine(device="cpu", nodes=1, ranks_per_node=2).device_name == "CPU"
+
+
+@pytest.mark.parametrize(("setting", "device"), [("", "cpu"), ("-1", "cpu")])
+def test_gpus_hidden_on_purpose_leave_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, setting: str, device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert detect(ClusterConfig(device="auto")).device == device
+
+
+def test_a_setting_that_names_no_gpu_is_refused_rather_than_run_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-no-such-instance")
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+        detect(ClusterConfig(device="auto"))
+    assert detect(ClusterConfig(device="cpu")).device == "cpu"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.cluster.leases import LeasePool, Slot, default_directory
+from sweeps.errors import ConfigError
 
 CORES = [Slot(name=f"core-{index}", kind="CPU") for index in range(4)]
 MIXED = [
@@ -120,3 +121,28 @@ def test_the_directory_is_the_users_unless_the_environment_names_another(
     assert default_directory() == Path(f"/tmp/shardsweep-{os.getuid()}")
     monkeypatch.setenv("SHARDSWEEP_STATE_DIR", "/var/state")
     assert default_directory() == Path("/var/state")
+
+
+def test_a_state_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(ConfigError, match="only you can write to"):
+        LeasePool([Slot(name="core-0", kind="CPU")], shared)
+
+
+def test_a_state_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="SHARDSWEEP_STATE_DIR"):
+        LeasePool([Slot(name="core-0", kind="CPU")], tmp_path / "link")
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("results")
+    pool = LeasePool([Slot(name="core-0", kind="CPU")], tmp_path / "state")
+    (tmp_path / "state" / "leases" / ".lock").symlink_to(precious)
+    with pytest.raises(OSError):
+        pool.free()
+    assert precious.read_text() == "results"
