@@ -100,7 +100,7 @@ class StepClock:
     def _whole_step(self) -> None:
         lr = self._engine.lr()
         before = self._engine.parameters() if self._measure.update_norms else []
-        dist.barrier()  # all ranks start together, so that rank 0, which writes files, sees all of a step
+        self._line_up()
         watch = Stopwatch(self._device)
         self._loss.zero_()
         for _ in range(self._plan.grad_accum):
@@ -113,6 +113,13 @@ class StepClock:
         timed = self._measure.warmup_steps <= self._step < self._measure.warmup_steps + self._measure.steps
         update_norm = distance(before, self._engine.parameters()) if self._measure.update_norms else None
         self._report(lr, seconds, timed, update_norm)
+
+    def _line_up(self) -> None:
+        """Let all ranks start a step together, so that rank 0, which writes files between, sees all of it."""
+        if self._device.type == "cuda":
+            dist.barrier(device_ids=[self._device.index])  # NCCL would guess the device, and warn
+        else:
+            dist.barrier()
 
     def _split_step(self) -> list[MicroStepParts]:
         """A step of its own, never a timed one: waiting for the device between the parts costs time."""
