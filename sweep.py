@@ -110,7 +110,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
         tracker, browser = open_tracker(session, study)
         ledger = Ledger(session.directory)
         launched = ledger.launched
-        for trial in ledger.trials:  # what an earlier start could not record; known ones cost a look-up
+        for trial in ledger.trials:  # what an earlier start could not record; what is known costs little
             if trial.state.is_closed:
                 tracker.record(trial, shown_attempt(session.directory.trial(trial.number), trial))
         reason = search(session, ledger, display, tracker)

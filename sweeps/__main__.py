@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sweeps.errors import ConfigError, SweepError
 from sweeps.ledger import Ledger, exclusive
-from train_entry.contract import ContractError, State, StudyDir, StudyRecord, read_document
+from train_entry.contract import ContractError, State, StudyDir, StudyRecord, Trial, read_document
 
 OK, ERROR, BAD_INPUT = 0, 1, 2
 
@@ -80,11 +80,16 @@ def _cancel(options: argparse.Namespace) -> int:
     _study(directory)
     with exclusive(directory):  # an orchestrator that is still there would launch it again: use its Ctrl-C
         ledger = Ledger(directory)
-        running = [trial for trial in ledger.trials if trial.state is State.RUNNING]
+        running = [trial for trial in ledger.trials if _has_a_job(trial)]
         for trial in running:
             cancel_attempt(ledger.attempt(trial.number))
     print(f"ended {len(running)} running trials; the study's own command resumes it")
     return OK
+
+
+def _has_a_job(trial: Trial) -> bool:
+    is_checked = trial.check_attempt is not None and trial.check is None
+    return trial.state is State.RUNNING or is_checked
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -1,0 +1,73 @@
+"""`python -m sweeps` on studies that lie on disk."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sweeps.__main__ import main
+from sweeps.cluster.processes import is_alive, start_ticks
+from sweeps.cluster.supervisor import job_record
+from sweeps.ledger import Ledger, exclusive
+from tests.examples import a_measured_trial, a_study_record, a_trial
+from train_entry.contract import State, StudyDir, dump, write_atomic
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> StudyDir:
+    directory = StudyDir(tmp_path / "studies" / "mine")
+    record = a_study_record(name="mine", objective="tokens_per_s")
+    write_atomic(directory.record, dump(record))
+    return directory
+
+
+def test_list_counts_states_and_names_the_best(study: StudyDir, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(study)
+    best = ledger.put(a_measured_trial(number=1))
+    ledger.put(a_trial(number=2, state=State.FAILED))
+    ledger.put(a_trial(number=3, state=State.FAILED))
+    assert main(["list", str(study.path.parent)]) == 0
+    line = capsys.readouterr().out
+    assert "1 measured, 2 failed" in line
+    assert "trial 0001" in line
+    assert f"{best.outcome.tokens_per_s:,.0f} tokens_per_s" in line  # type: ignore[union-attr]
+
+
+def test_an_unreadable_study_does_not_hide_the_others(
+    study: StudyDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = study.path.parent / "broken" / "study.json"
+    write_atomic(broken, "{")
+    assert main(["list", str(study.path.parent)]) == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["broken", "mine"]
+
+
+@pytest.mark.parametrize("command", ["list", "cancel", "replay"])
+def test_a_directory_without_a_study_is_one_line_and_status_2(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert str(tmp_path) in error
+
+
+def test_cancel_ends_the_processes_of_running_trials(study: StudyDir) -> None:
+    job = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    ticks = start_ticks(job.pid)
+    Ledger(study).put(a_trial(number=1, state=State.RUNNING, attempts=1))
+    write_atomic(study.trial(1).attempt(1).job, dump(job_record("1", job.pid)))
+    assert main(["cancel", str(study.path)]) == 0
+    job.wait(timeout=5)
+    assert ticks is not None
+    assert not is_alive(job.pid, ticks)
+
+
+def test_cancel_leaves_a_study_to_the_orchestrator_that_runs_it(
+    study: StudyDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with exclusive(study):
+        assert main(["cancel", str(study.path)]) == 1
+    assert "is being run by pid" in capsys.readouterr().err
