@@ -120,18 +120,24 @@ class LocalCluster:
             end_session(controller.pid, CANCEL_PATIENCE_S)
             controller.wait()
         else:
-            leader = cancel_attempt(handle.attempt)
+            leader = _end_attempt(handle.attempt)
         del self._active[handle.attempt.path]
         self._leases.release(handle.slots, owners=(os.getpid(), leader))
 
 
-def cancel_attempt(attempt: AttemptDir) -> int | None:
-    """End all processes of an attempt, whoever launched it; returns the leader of its session."""
+def cancel_attempt(attempt: AttemptDir) -> None:
+    """End all processes of an attempt, whoever launched it. Raises SweepError where they are elsewhere."""
     record = read_document(attempt.job, JobRecord)
-    if record is None:
-        return None
-    if not _is_here(record):
+    if record is not None and not _is_here(record):
         raise SweepError(f"{attempt.path}: runs on host {record.host}; cancel it there")
+    _end_attempt(attempt)
+
+
+def _end_attempt(attempt: AttemptDir) -> int | None:
+    """End what runs of an attempt on this host; returns the leader of its session."""
+    record = read_document(attempt.job, JobRecord)
+    if record is None or not _is_here(record):
+        return None
     if start_ticks(record.leader_pid) in (None, record.leader_start_ticks):  # not a reused pid
         end_session(record.leader_pid, CANCEL_PATIENCE_S)
     return record.leader_pid
