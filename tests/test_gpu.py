@@ -1,0 +1,77 @@
+"""Real studies on GPUs: NCCL, device memory, MFU, running out of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeps.cluster.devices import find_gpus
+from tests.conftest import CommandLine
+from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, StudyDir, Trial, read_document
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_gpus(), reason="needs a GPU that NVML sees"),
+    pytest.mark.timeout(600),
+]
+SMALL = ("model=llama_160m", "model.layers=2", "seq_len=256", "global_batch=16", "tracking=none", "study=x")
+
+
+def trials(line: CommandLine) -> list[Trial]:
+    found = [read_document(place.record, Trial) for place in StudyDir(line.studies / "x").trials()]
+    return [trial for trial in found if trial is not None]
+
+
+@pytest.fixture(scope="module")
+def measured(module_command_line: CommandLine) -> dict[str, Measurement]:
+    """By strategy, on all GPUs of this host, in bf16."""
+    done = module_command_line.run(
+        "-m", "strategy=ddp,zero1,zero2,zero3", "micro_batch=1", "measure.steps=6", *SMALL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        trial.plan.strategy: trial.outcome
+        for trial in trials(module_command_line)
+        if trial.plan and isinstance(trial.outcome, Measurement)
+    }
+
+
+def test_every_strategy_is_measured(measured: dict[str, Measurement]) -> None:
+    assert set(measured) == {"ddp", "zero1", "zero2", "zero3"}
+
+
+def test_memory_is_the_cards_and_the_first_step_adds_the_optimizers_state(
+    measured: dict[str, Measurement],
+) -> None:
+    for seen in measured.values():
+        rank = seen.ranks[0]
+        assert seen.memory_kind is MemoryKind.DEVICE
+        assert rank.startup.allocated_bytes < rank.first_step.allocated_bytes
+        assert rank.first_step.reserved_bytes <= (rank.device_in_use_bytes or 0)
+        assert (rank.device_in_use_bytes or 0) < (rank.device_total_bytes or 0)
+
+
+def test_zero_stages_train_alike_in_bf16(measured: dict[str, Measurement]) -> None:
+    losses = [measured[f"zero{stage}"].loss for stage in (1, 2, 3)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=5e-3)
+    assert measured["ddp"].loss == pytest.approx(losses[0], rel=3e-2)
+
+
+def test_mfu_follows_from_throughput_and_the_cards_peak(measured: dict[str, Measurement]) -> None:
+    seen = measured["zero1"]
+    rank = seen.ranks[0]
+    flops = 6 * rank.parameters + 12 * 2 * 768 * 256  # 6 P + 12 L h s
+    assert rank.peak_flops_per_s is not None
+    assert seen.mfu == pytest.approx(seen.tokens_per_s_per_gpu * flops / rank.peak_flops_per_s)
+
+
+def test_out_of_memory_is_infeasible_not_a_crash(command_line: CommandLine) -> None:
+    done = command_line.run(
+        *("model=llama_7b", "strategy=ddp", "micro_batch=64", "global_batch=512", "tracking=none", "study=x"),
+        *("ranks=1", "precision=fp32", "measure.warmup_steps=1", "measure.steps=2"),
+    )
+    assert done.returncode == 3
+    (trial,) = trials(command_line)
+    assert isinstance(trial.outcome, Failure)
+    assert trial.outcome.kind is FailureKind.GPU_OOM
+    assert trial.state == "infeasible"
