@@ -291,6 +291,7 @@ class StudyLoop:
                 if slots is None:
                     return True
                 attempts = trial.attempts + 1
+                self.observer.message(f"trial {trial.number:04d} is trained longer, for a loss to compare")
                 checked = self._record(trial.number, attempts=attempts, check_attempt=attempts, slots=slots)
                 self._submit(checked, AttemptKind.CHECK, slots)
                 return True
