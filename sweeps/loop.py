@@ -270,7 +270,7 @@ class StudyLoop:
             state=State.RUNNING,
             attempts=trial.attempts + 1,
             slots=slots,
-            shared=bool(self._running),
+            shared=bool(self._running) or self.cluster.has_neighbours(slots),
         )
         self._submit(trial, kind, slots)
         self._unproductive, self._waiting_told = 0, False
@@ -313,6 +313,8 @@ class StudyLoop:
         outcome = collect(handle.attempt, spec)
         if cancelled and isinstance(outcome, Failure):
             outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
+        if self.cluster.has_neighbours(handle.slots):  # they may have come while it ran
+            self._record(number, shared=True)
         gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
         if spec.kind is AttemptKind.CHECK:
             self._finish_check(number, outcome, gpu_s)

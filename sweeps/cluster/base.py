@@ -37,6 +37,9 @@ class Cluster(Protocol):
     def reserve(self, ranks: int) -> tuple[str, ...] | None:
         """Lease slots for a trial of so many ranks; None while there are not enough free ones."""
 
+    def has_neighbours(self, slots: tuple[str, ...]) -> bool:
+        """Whether trials of other studies run beside ours and these slots, and so disturb their timing."""
+
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
         """Launch what the attempt directory holds. Returns at once."""
 

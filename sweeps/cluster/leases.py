@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,12 @@ class LeasePool:
         with self._locked():
             kinds = Counter(slot.kind for slot in self._slots if not self._is_taken(slot.name))
         return max(kinds.values(), default=0)
+
+    def has_others(self, ours: Collection[str]) -> bool:
+        """Whether anybody holds a slot of this host beside these."""
+        with self._locked():
+            held = [file.stem for file in self._directory.glob("*.json") if self._is_taken(file.stem)]
+        return not set(held) <= set(ours)
 
     def hand_over(self, names: Sequence[str], owner: int) -> None:
         """Make another process the owner: the job outlives the orchestrator that launched it."""

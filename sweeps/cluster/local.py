@@ -55,6 +55,10 @@ class LocalCluster:
             return None
         return self._leases.acquire(ranks, os.getpid())
 
+    def has_neighbours(self, slots: tuple[str, ...]) -> bool:
+        ours = {slot for job in self._active.values() for slot in job.slots}
+        return self._leases.has_others(ours | set(slots))
+
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
         executor = _DetachedExecutor(attempt.submitit, _job_environment(self.machine, slots))
         executor.update_parameters(

@@ -115,6 +115,9 @@ class FakeCluster:
             return None
         return tuple(free[:ranks])
 
+    def has_neighbours(self, slots: tuple[str, ...]) -> bool:
+        return bool(self.taken - set(slots))
+
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
         told = read_document(attempt.spec, TrialSpec)
         assert told == spec, "the job is told what its directory holds"

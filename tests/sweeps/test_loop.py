@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from sweeps.limits import StopReason
+from sweeps.machine import Machine
 from tests.sweeps.fake_cluster import crash, failing, lost, measured, oom
 from tests.sweeps.loop_bench import FOUR_PLANS, NO_LIMIT, Bench
 from train_entry.contract import (
@@ -207,3 +208,9 @@ def test_while_another_study_holds_the_slots_it_waits_and_says_so_once(bench: Ca
     assert study.start("micro_batch=2,2") is StopReason.EXHAUSTED
     assert study.heard.messages == ["waiting for 2 free slots; another study holds them"]
     assert study.states == [State.MEASURED]
+
+
+def test_a_timing_taken_beside_another_study_is_marked_shared(bench: Callable[..., Bench]) -> None:
+    study = bench(machine=Machine(device="cpu", nodes=1, ranks_per_node=4, cores=4), taken={"core-0"})
+    study.start("micro_batch=2,2", "ranks=2")
+    assert [trial.shared for trial in study.trials] == [True]

@@ -146,3 +146,12 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         pool.free()
     assert precious.read_text() == "results"
+
+
+def test_leases_of_other_studies_are_neighbours_and_ones_own_are_not(tmp_path: Path) -> None:
+    slots = [Slot(name=f"core-{index}", kind="CPU") for index in range(3)]
+    pool = LeasePool(slots, tmp_path / "state")
+    ours = pool.acquire(1, os.getpid()) or ()
+    assert not pool.has_others(ours)
+    LeasePool(slots, tmp_path / "state").acquire(1, os.getpid())
+    assert pool.has_others(ours)

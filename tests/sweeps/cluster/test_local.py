@@ -114,3 +114,9 @@ def test_cancelling_ends_a_job_that_another_orchestrator_launched(
     cluster.cancel(cluster.attach(attempt, 2, SLOTS))
     assert not Path(f"/proc/{job.pid}").exists()
     assert cluster.free_ranks() == 2
+
+
+def test_slots_reserved_for_a_trial_are_no_neighbours_of_it(cluster: LocalCluster) -> None:
+    slots = cluster.reserve(1) or ()
+    assert not cluster.has_neighbours(slots)
+    assert cluster.has_neighbours(())
