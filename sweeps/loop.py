@@ -137,8 +137,11 @@ class StudyLoop:
         self._proposals[trial.number] = self.searcher.resume(trial.values)
         is_launched = self._was_launched(trial)
         state = State.RUNNING if is_launched else State.QUEUED
-        # From now on: the time it lay between two starts is not the study's.
-        self._record(trial.number, state=state, created_at=self.clock.now(), closed_at=None)
+        # As if new: a cancelled attempt says nothing, and the time between two starts is not the study's.
+        now = self.clock.now()
+        self._record(
+            trial.number, state=state, created_at=now, closed_at=None, outcome=None, measured_attempt=None
+        )
         if is_launched:
             self._attach(trial)
 

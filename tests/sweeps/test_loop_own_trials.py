@@ -80,6 +80,19 @@ def test_cancelled_attempts_use_up_no_retries(bench: Callable[..., Bench]) -> No
     assert (trial.state, trial.attempts, trial.lost) == (State.MEASURED, 3, 1)
 
 
+def test_a_trial_that_runs_again_has_nothing_of_its_cancelled_attempt(bench: Callable[..., Bench]) -> None:
+    study = bench()
+    study.clock.at[1] = study.interrupt
+    study.start("micro_batch=2,2")
+    assert study.trials[0].outcome is not None
+    study.stop = False
+    study.clock.at[study.clock.sleeps + 1] = die
+    with pytest.raises(Crashed):
+        study.start("micro_batch=2,2")
+    (trial,) = study.trials
+    assert (trial.state, trial.outcome, trial.closed_at) == (State.RUNNING, None, None)
+
+
 def test_a_cancelled_job_that_wrote_nothing_is_cancelled_not_lost(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [lost, measured(2.0)]})
     study.clock.at[1] = study.interrupt

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from sweeps.ds_config import deepspeed_config
 from tests.examples import a_model, a_plan, a_trial_spec
 from train_entry.contract import (
     AttemptDir,
@@ -72,42 +73,6 @@ def zero_plan(stage: int, **changes: Any) -> Plan:
     )
 
 
-def ds_config(plan: Plan) -> dict[str, Any]:
-    """What the orchestrator writes for a plan."""
-    optimizer = plan.optimizer
-    return {
-        "train_batch_size": plan.global_batch,
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.grad_accum,
-        "gradient_clipping": plan.gradient_clipping,
-        "zero_optimization": dataclasses.asdict(plan.zero),
-        "bf16": {"enabled": plan.precision is Precision.BF16},
-        "fp16": {"enabled": plan.precision is Precision.FP16},
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.lr,
-                "betas": [optimizer.beta1, optimizer.beta2],
-                "eps": optimizer.eps,
-                "weight_decay": optimizer.weight_decay,
-                "torch_adam": True,
-            },
-        },
-        "scheduler": {
-            "type": "WarmupLR",
-            "params": {
-                "warmup_min_lr": 0,
-                "warmup_max_lr": optimizer.lr,
-                "warmup_num_steps": plan.warmup_steps,
-                "warmup_type": "linear",
-            },
-        },
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
-
-
 @dataclass
 class Job:
     """The ranks of one attempt, as plain processes."""
@@ -140,7 +105,7 @@ def write_attempt(directory: Path, spec: TrialSpec) -> AttemptDir:
     attempt = AttemptDir(directory)
     directory.mkdir(parents=True, exist_ok=True)
     attempt.spec.write_text(dump(spec))
-    attempt.ds_config.write_text(json.dumps(ds_config(spec.plan)))
+    attempt.ds_config.write_text(json.dumps(deepspeed_config(spec.plan)))
     return attempt
 
 
