@@ -93,7 +93,8 @@ def _has_a_job(trial: Trial) -> bool:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from sweeps.tracking import default_uri, replay, ui_command  # mlflow: seconds that `list` need not wait
+    from sweeps.tracking import replay
+    from sweeps.tracking_view import default_uri, ui_command
 
     directory = StudyDir(Path(options.study_dir).absolute())
     _study(directory)

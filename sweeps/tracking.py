@@ -43,29 +43,14 @@ from sweeps.tracking_view import (
     VIEW_VERSIONS,
     RunContent,
     artifact_root,
-    default_uri,
     is_server,
     mask_password,
     run_content,
     runs_url,
     server_url,
     shared_view,
-    ui_command,
 )
 from train_entry.contract import AttemptDir, StudyDir, StudyRecord, Trial, TrialDir, read_document
-
-__all__ = [
-    "BackgroundTracker",
-    "MlflowTracker",
-    "NoTracker",
-    "Tracker",
-    "artifact_root",
-    "default_uri",
-    "replay",
-    "runs_url",
-    "shown_attempt",
-    "ui_command",
-]
 
 T = TypeVar("T")
 Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written

@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sweeps.errors import TrackingError
+from sweeps.export import reproduce_command
 from train_entry.contract import (
     AttemptDir,
     Failure,
@@ -155,17 +156,13 @@ def _series(attempt: AttemptDir, started_at: float) -> Iterator[SeriesPoint]:
             )
 
 
-def reproduce_command(trial: Trial) -> str:
-    return shlex.join(["python", "sweep.py", *trial.overrides])
-
-
 def _tags(trial: Trial) -> dict[str, str]:
     tags = {
         "state": trial.state.value,
         "origin": trial.origin.value,
         "overrides": " ".join(trial.overrides),
-        "reproduce": reproduce_command(trial),
-        "mlflow.note.content": f"    {reproduce_command(trial)}\n",  # the run page's description
+        "reproduce": reproduce_command(trial.overrides),
+        "mlflow.note.content": f"    {reproduce_command(trial.overrides)}\n",  # the run page's description
     }
     optional: dict[str, Scalar] = {
         "strategy": trial.plan.strategy if trial.plan else None,

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 from sweeps.errors import TrackingError
-from sweeps.tracking import (
-    BackgroundTracker,
-    MlflowTracker,
-    replay,
-)
+from sweeps.tracking import BackgroundTracker, MlflowTracker, replay
 from sweeps.tracking_view import LOG_TAIL_LINES, STATUS
 from tests.sweeps.tracking_examples import (
     CREATED_AT,

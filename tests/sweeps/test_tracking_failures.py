@@ -16,12 +16,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import TrackingError
-from sweeps.tracking import (
-    BackgroundTracker,
-    MlflowTracker,
-    NoTracker,
-    Tracker,
-)
+from sweeps.tracking import BackgroundTracker, MlflowTracker, NoTracker, Tracker
 from sweeps.tracking_view import mask_password
 from tests.sweeps.tracking_examples import (
     measured,

@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import TrackingError
-from sweeps.tracking import (
-    default_uri,
-    runs_url,
-    ui_command,
-)
-from sweeps.tracking_view import mask_password, run_content, shared_view
+from sweeps.tracking_view import default_uri, mask_password, run_content, runs_url, shared_view, ui_command
 from tests.sweeps.tracking_examples import (
     measured,
     study_record,
