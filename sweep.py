@@ -1,6 +1,7 @@
 """shardsweep: which parallel configuration trains a model fastest, fits in memory and still trains well.
 
     python sweep.py -m                               a study over the chosen space
+    python sweep.py -m dry_run=true                  which of its plans are legal, and why others are not
     python sweep.py strategy=zero2 micro_batch=4     that one configuration, as one trial
 
 The only entry point, and the only place where the parts are put together.
@@ -41,7 +42,7 @@ from sweeps.config.compose import (  # noqa: E402
     register_resolvers,
     register_schema,
 )
-from sweeps.config.grammar import Request, pinned_values, read_request  # noqa: E402
+from sweeps.config.grammar import Request, pinned_values, read_request, without_idle  # noqa: E402
 from sweeps.config.schema import SweepConfig  # noqa: E402
 from sweeps.display import Display, make_display  # noqa: E402
 from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
@@ -50,11 +51,13 @@ from sweeps.identity import collection_name, comparable, joined_record, study_re
 from sweeps.inputs import require_inputs  # noqa: E402
 from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
 from sweeps.limits import Limits, StopReason  # noqa: E402
+from sweeps.listing import list_plans, show_listing  # noqa: E402
 from sweeps.loop import StudyLoop  # noqa: E402
 from sweeps.machine import Machine  # noqa: E402
 from sweeps.models import model_shape  # noqa: E402
 from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
+from sweeps.settings import Settings  # noqa: E402
 from sweeps.space import Point  # noqa: E402
 from sweeps.study import Searcher, require_searchable  # noqa: E402
 from sweeps.tracking import (  # noqa: E402
@@ -104,6 +107,8 @@ def run_sweep(arguments: Sequence[str], loader: ConfigLoader) -> None:
 def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
     """Check everything, then search. Returns the exit status."""
     session = prepare(arguments, loader, single)
+    if session.config.dry_run:
+        return list_only(session)
     display = make_display(sys.stdout)
     with exclusive(session.directory):
         study = open_study(session.directory, session.record, session.config.accept_versions)
@@ -123,16 +128,20 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
-    require_searchable(request.space, config.search)
     machine = detect(config.cluster)
+    settings = Settings(request.composer, machine)
+    request = without_idle(request, settings.matters)
+    require_searchable(request.space, config.search)
     model = model_shape(config.model)
     flat = request.composer.flat()
     record = study_record(config, flat, request.space, model, machine, arguments)
     point: Point | None = None
     if single:
         record, point = single_trial(record, request, config)
+        point = {key: value for key, value in point.items() if settings.matters(key, point)}
     planner = Planner(request.composer, model, machine, record.name)
-    planner.require_legal(request.space)
+    if not config.dry_run:  # which says itself that nothing is legal, and why
+        planner.require_legal(request.space)
     return Session(
         config=config,
         request=request,
@@ -142,6 +151,14 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
         planner=planner,
         single=point,
     )
+
+
+def list_only(session: Session) -> int:
+    """Print the plans of the space, legal or not and why; nothing is launched or written."""
+    planner, space = session.planner, session.request.space
+    listing = list_plans(space, planner.plan, planner.matters, session.config.search.seed)
+    show_listing(listing, sys.stdout)
+    return OK if listing.legal else NO_FEASIBLE_TRIAL
 
 
 def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> tuple[StudyRecord, Point]:
@@ -176,12 +193,13 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     config = session.config
     parallel = config.cluster.parallel or config.cluster.nodes
     limits = Limits(trials=config.limits.trials, hours=config.limits.hours, retries=config.limits.retries)
-    points = 0 if session.single is not None else session.request.space.size
+    planner, space = session.planner, session.request.space
+    points = 0 if session.single is not None else space.size(planner.matters)
     observer = StudyObserver(ledger, limits, display, tracker, parallel, points)
     loop = StudyLoop(
         study=session.record,
-        planner=session.planner,
-        searcher=Searcher(session.request.space, config.search, told=len(ledger.trials)),
+        planner=planner,
+        searcher=Searcher(space, config.search, len(ledger.trials), planner.matters),
         cluster=LocalCluster(session.machine, parallel),
         ledger=ledger,
         limits=limits,

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
 from train_entry.contract import (
+    Advice,
     Failure,
     Measurement,
     MemoryKind,
     Origin,
     Outcome,
+    Reason,
     Scalar,
     State,
     StepMetrics,
@@ -42,7 +44,8 @@ class TrialRow:
     overrides: tuple[str, ...] = ()
     values: Mapping[str, Scalar] = field(default_factory=dict)  # of the knobs that vary
     failure: Failure | None = None
-    reasons: tuple[str, ...] = ()  # why rejected
+    reasons: tuple[Reason, ...] = ()  # why rejected
+    advice: Advice | None = None  # after running out of memory
     reused_from: int | None = None
     gpu_s: float = 0.0
     shared: bool = False  # another trial ran on the same node while this was timed
@@ -201,6 +204,7 @@ def _row(trial: Trial) -> TrialRow:
         values=trial.values,
         failure=trial.outcome if isinstance(trial.outcome, Failure) else None,
         reasons=trial.reasons,
+        advice=trial.advice,
         reused_from=trial.reused_from,
         gpu_s=trial.gpu_s,
     )

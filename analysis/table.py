@@ -21,11 +21,12 @@ from rich.text import Text
 
 from analysis.load import LOSS_STEPS, Study, TrialRow
 from analysis.ranking import PLACES, best, can_win, ranked
-from analysis.text import figure, one_line, raw, short, stacked
+from analysis.text import advised, figure, one_line, raw, short, stacked
 from train_entry.contract import MemoryKind, Scalar, State, write_atomic
 
 MAX_ROWS = 40  # of a table, and MAX_NOTES below it, unless everything is asked for
 MAX_NOTES = 20
+MAX_ADVICE = 3
 WIDE = 10_000  # columns; no line of a table reaches it
 
 # Column of table.csv to its value, so that a name and its numbers cannot come apart.
@@ -117,6 +118,7 @@ def notes(study: Study, *, everything: bool = False) -> list[Text]:
     lines = lines[: len(lines) - left_out]
     if left_out:
         lines.append(f"... and {left_out} more such lines: --all")
+    lines += _advice(study, everything)
     winner = best(study.rows)
     if winner is not None:
         lines.append(f"best is trial {winner.number:04d}: python sweep.py {shlex.join(winner.overrides)}")
@@ -124,7 +126,7 @@ def notes(study: Study, *, everything: bool = False) -> list[Text]:
 
 
 def _rejections(study: Study) -> list[str]:
-    counts = Counter(reason for row in study.rows for reason in row.reasons)
+    counts = Counter(reason.text for row in study.rows for reason in row.reasons)
     return [f"rejected ({count}): {one_line(reason)}" for reason, count in counts.most_common()]
 
 
@@ -134,6 +136,34 @@ def _failures(study: Study, state: State) -> list[str]:
         f"{state} trial {number:04d}: {failure.kind}: {one_line(failure.message)}"
         for number, failure in failures
     ]
+
+
+def _advice(study: Study, everything: bool) -> list[str]:
+    """What to try after trials that ran out of memory."""
+    asking = _asking(study)
+    shown = asking if everything else asking[:MAX_ADVICE]
+    lines = [f"trial {row.number:04d} {_cause(row)}: next try {_advised(row)}" for row in shown]
+    left_out = len(asking) - len(shown)
+    more = f"... and {left_out} more" if left_out else "what it costs, and the command"
+    return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []
+
+
+def _asking(study: Study) -> list[TrialRow]:
+    """Trials with advice that no trial of the study is, nor one before it has."""
+    known = {frozenset(row.overrides) for row in study.rows}
+    asking: dict[frozenset[str], TrialRow] = {}
+    for row in study.rows:
+        if row.advice and (plan := frozenset(row.advice.overrides)) not in known:
+            asking.setdefault(plan, row)
+    return list(asking.values())
+
+
+def _cause(row: TrialRow) -> str:
+    return row.failure.kind.value if row.failure else row.state.value
+
+
+def _advised(row: TrialRow) -> str:
+    return advised(row.advice) if row.advice else ""
 
 
 def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:

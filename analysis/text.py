@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from train_entry.contract import Scalar
+from train_entry.contract import Advice, Scalar
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:
@@ -42,3 +42,9 @@ def stacked(name: str, width: int = 8) -> str:
 
 def one_line(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def advised(advice: Advice) -> str:
+    """`activation_checkpointing=full: ` and why."""
+    changes = " ".join(f"{key}={raw(value)}" for key, value in advice.changes.items())
+    return one_line(f"{changes}: {advice.why}")

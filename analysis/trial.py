@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.load import TrialRow
-from analysis.text import figure
+from analysis.text import advised, figure
 from train_entry.contract import Failure, Measurement, MemoryKind, Trial
 
 GIB = 2**30
@@ -26,10 +26,13 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
                 console.print(Text(f"{name:<15} {text}"))
         case None:
             for reason in trial.reasons:
-                console.print(Text(f"rejected: {reason}"))
+                console.print(Text(f"rejected: {reason.text}"))
         case Failure() as failure:
             console.print(Text(f"{failure.kind}: {failure.message} ({failure.kind.explanation})"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
+    if trial.advice is not None:
+        console.print(Text(f"next try {advised(trial.advice)}"))
+        console.print(Text(f"that is: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
     console.print(Text(f"again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
 
 

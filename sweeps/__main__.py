@@ -1,6 +1,7 @@
 """`python -m sweeps`: studies on disk, without starting a sweep.
 
 list    which studies there are, how far they came
+advise  why a trial ran out of memory, and what to try next
 cancel  end the running trials of a study whose orchestrator is gone
 replay  record a study in MLflow from its files
 """
@@ -40,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="which studies there are, and how far they came")
     listing.add_argument("studies_dir", nargs="?", default="studies", metavar="STUDIES_DIR")
     listing.set_defaults(run=_list)
+    advise = commands.add_parser("advise", help="why a trial ran out of memory, and what to try next")
+    advise.add_argument("study_dir", metavar="STUDY_DIR")
+    advise.add_argument("trial", metavar="TRIAL", type=int, help="its number")
+    advise.set_defaults(run=_advise)
     cancel = commands.add_parser(
         "cancel", help="end the running trials of a study whose orchestrator is gone"
     )
@@ -71,6 +76,15 @@ def _summary(directory: StudyDir) -> str:
     ranked = [(float(getattr(seen, record.objective)), trial.number) for trial, seen in ledger.measurements()]
     best = f"; best {max(ranked)[0]:,.0f} {record.objective}, trial {max(ranked)[1]:04d}" if ranked else ""
     return f"{record.name}: {record.model.name}: {states}{best}"
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from sweeps.commands.advise import advice_lines  # Hydra: half a second that `list` need not wait
+
+    directory = StudyDir(Path(options.study_dir))
+    for line in advice_lines(directory, _study(directory), options.trial):
+        print(line)
+    return OK
 
 
 def _cancel(options: argparse.Namespace) -> int:

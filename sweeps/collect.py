@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,16 @@ def measurement(
         tokens=steps[-1].tokens if steps else 0,
         startup_s=max(rank.startup_s for rank in ranks),
         ranks=tuple(ranks),
+        host_peak_bytes=_host_peak_bytes(ranks),
     )
+
+
+def _host_peak_bytes(ranks: Sequence[RankMeasurement]) -> int:
+    """A node's ranks share its memory. As they need not peak together, it held this or less."""
+    per_host: Counter[str] = Counter()
+    for rank in ranks:
+        per_host[rank.host] += rank.host_peak_bytes
+    return max(per_host.values())
 
 
 def attempt_gpu_seconds(attempt: AttemptDir, ranks: int) -> float:

@@ -15,7 +15,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from train_entry.contract import Failure, Measurement, MemoryKind, Phase, Scalar, State, StudyRecord, Trial
+from train_entry.contract import (
+    Advice,
+    Failure,
+    Measurement,
+    MemoryKind,
+    Phase,
+    Scalar,
+    State,
+    StudyRecord,
+    Trial,
+)
 
 SHOWN_TRIALS = 15
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
@@ -235,30 +245,37 @@ def _event(trial: Trial, is_best: bool) -> str:
     """What has become of a trial, in one line."""
     state, outcome = _state(trial), trial.outcome
     if isinstance(outcome, Failure):
-        return f"{state}: {outcome.message}"
+        advice = f"; next try {_changes(trial.advice)}" if trial.advice else ""
+        return f"{state}: {outcome.message}{advice}"
     if isinstance(outcome, Measurement):
         speed, memory, loss = _figures(trial)
         return f"{state} {speed} tokens/s/GPU, {memory}, loss {loss}{' (best)' if is_best else ''}"
-    return f"{state}: {'; '.join(trial.reasons)}" if trial.reasons else state
+    return f"{state}: {'; '.join(reason.text for reason in trial.reasons)}" if trial.reasons else state
+
+
+def _changes(advice: Advice) -> str:
+    return " ".join(f"{knob}={as_typed(value)}" for knob, value in advice.changes.items())
 
 
 def _knobs(trial: Trial, brief: bool = False) -> str:
     """`zero2 micro_batch=4`: the strategy, then the other knobs that vary; brief: by their last word."""
     strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
     others = (
-        f"{knob.rpartition('.')[2] if brief else knob}={_value(value)}"
+        f"{knob.rpartition('.')[2] if brief else knob}={as_typed(value)}"
         for knob, value in trial.values.items()
         if knob != "strategy"
     )
     return " ".join((str(strategy), *others)).strip()
 
 
-def _value(value: Scalar) -> str:
-    """As one would type it: true, null, 5e8."""
+def as_typed(value: Scalar) -> str:
+    """A knob's value as one would type it: true, null, 5e8."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
-    if isinstance(value, str) or abs(value) < 1e5 or float(f"{value:.3g}") != value:
-        return str(value)
+    if isinstance(value, str):
+        return value
+    if abs(value) < 1e5 or float(f"{value:.3g}") != value:
+        return str(value).removesuffix(".0")
     return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from train_entry.contract import Engine, OptimizerPlan, Plan, Precision
+from train_entry.contract import AioPlan, Engine, Offload, OffloadPlan, Plan, Precision, Schedule, ZeroPlan
 
 NEVER = 2**31 - 1  # steps_per_print: DeepSpeed's progress lines are off, ours are in metrics.rank0.jsonl
 
@@ -17,9 +17,9 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.grad_accum,
         "gradient_clipping": plan.gradient_clipping,
-        "optimizer": _optimizer(plan.optimizer),
+        "optimizer": _optimizer(plan),
         "bf16": {"enabled": plan.precision is Precision.BF16},
-        "fp16": {"enabled": plan.precision is Precision.FP16},
+        "fp16": _fp16(plan),
         "zero_optimization": _zero(plan),
         # torch's own optimizers are "untested" to DeepSpeed; that they agree with ddp is what our tests show.
         "zero_allow_untested_optimizer": True,
@@ -28,8 +28,12 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         "timers": {"throughput": {"enabled": False}},
         "wall_clock_breakdown": False,
     }
-    if plan.warmup_steps:
-        config["scheduler"] = _warmup(plan)
+    if plan.grad_accum_dtype is not None:
+        config["data_types"] = {"grad_accum_dtype": plan.grad_accum_dtype.value}
+    if Offload.NVME in plan.offload.devices:
+        config["aio"] = _aio(plan.offload.aio)
+    if scheduler := _scheduler(plan):
+        config["scheduler"] = scheduler
     return config
 
 
@@ -40,34 +44,124 @@ def ds_config_text(plan: Plan) -> str | None:
     return json.dumps(deepspeed_config(plan), indent=2) + "\n"
 
 
-def _optimizer(optimizer: OptimizerPlan) -> dict[str, Any]:
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    optimizer = plan.optimizer
     params: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
     if optimizer.fused:
         params["fused"] = True
     if optimizer.name == "sgd":
         return {"type": "SGD", "params": params | {"momentum": optimizer.momentum}}
-    # torch_adam: the same AdamW as ddp's. DeepSpeed's FusedAdam would be another implementation to compare.
-    adam = {"betas": [optimizer.beta1, optimizer.beta2], "eps": optimizer.eps, "torch_adam": True}
-    return {"type": "AdamW", "params": params | adam}
+    adam: dict[str, Any] = {"betas": [optimizer.beta1, optimizer.beta2], "eps": optimizer.eps}
+    if plan.offload.optimizer is Offload.NONE:
+        # The same AdamW as ddp's. DeepSpeed's FusedAdam would be another implementation to compare.
+        adam["torch_adam"] = True
+    return {"type": "AdamW", "params": params | adam}  # offloaded: DeepSpeedCPUAdam
 
 
-def _warmup(plan: Plan) -> dict[str, Any]:
+def _fp16(plan: Plan) -> dict[str, Any]:
+    if plan.precision is not Precision.FP16:
+        return {"enabled": False}
+    scale = plan.loss_scale
+    return {
+        "enabled": True,
+        "loss_scale": scale.static,
+        "initial_scale_power": scale.initial_power,
+        "loss_scale_window": scale.window,
+        "hysteresis": scale.hysteresis,
+        "min_loss_scale": scale.minimum,
+    }
+
+
+def _scheduler(plan: Plan) -> dict[str, Any] | None:
     """The scheduler overrides the optimizer's rate from the first step on, so the peak stands in both."""
-    params = {
-        "warmup_min_lr": 0.0,
-        "warmup_max_lr": plan.optimizer.lr,
-        "warmup_num_steps": plan.warmup_steps,
+    schedule, peak = plan.schedule, plan.optimizer.lr
+    if schedule.kind is Schedule.CONSTANT and not schedule.warmup_steps:
+        return None
+    # Without a warm-up DeepSpeed still takes one, of two steps at least: engine_ddp.py does the same.
+    warmup = {
+        "warmup_num_steps": max(1, schedule.warmup_steps),
         "warmup_type": "linear",  # DeepSpeed's default is logarithmic
     }
-    return {"type": "WarmupLR", "params": params}
+    if schedule.kind is Schedule.COSINE:
+        ratios = {"warmup_min_ratio": schedule.warmup_from / peak, "cos_min_ratio": schedule.end / peak}
+        return {
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": schedule.total_steps, **ratios, **warmup},
+        }
+    rates = {"warmup_min_lr": schedule.warmup_from, "warmup_max_lr": peak}
+    if schedule.kind is Schedule.LINEAR:
+        total = {"total_num_steps": schedule.total_steps}
+        return {"type": "WarmupDecayLR", "params": {**total, **rates, **warmup}}
+    return {"type": "WarmupLR", "params": {**rates, **warmup}}
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
     zero = plan.zero
-    return {
+    section: dict[str, Any] = {
         "stage": zero.stage,
         "reduce_bucket_size": zero.reduce_bucket_size,
         "allgather_bucket_size": zero.allgather_bucket_size,
         "overlap_comm": zero.overlap_comm,
         "contiguous_gradients": zero.contiguous_gradients,
+        "reduce_scatter": zero.reduce_scatter,
+    }
+    if zero.stage in (1, 2):
+        section |= {
+            "use_multi_rank_bucket_allreduce": zero.use_multi_rank_bucket_allreduce,
+            "round_robin_gradients": zero.round_robin_gradients,
+        }
+    if zero.stage == 3:
+        section |= _stage3(zero)
+    if plan.offload.optimizer is not Offload.NONE:
+        section["offload_optimizer"] = _offload_optimizer(plan.offload)
+    if plan.offload.param is not Offload.NONE:
+        section["offload_param"] = _offload_param(plan.offload)
+    return section
+
+
+def _stage3(zero: ZeroPlan) -> dict[str, Any]:
+    section: dict[str, Any] = {
+        "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
+        "stage3_param_persistence_threshold": zero.param_persistence_threshold,
+        "stage3_max_live_parameters": zero.max_live_parameters,
+        "stage3_max_reuse_distance": zero.max_reuse_distance,
+        "sub_group_size": zero.sub_group_size,
+    }
+    if zero.hpz_partition_size > 1:
+        section["zero_hpz_partition_size"] = zero.hpz_partition_size
+    if zero.quantized_weights:
+        section["zero_quantized_weights"] = True
+    if zero.quantized_gradients:
+        section["zero_quantized_gradients"] = True
+    return section
+
+
+def _offload_optimizer(offload: OffloadPlan) -> dict[str, Any]:
+    section: dict[str, Any] = {"device": offload.optimizer.value, "pin_memory": offload.pin_memory}
+    if offload.ratio < 1:
+        section["ratio"] = offload.ratio
+    if offload.optimizer is Offload.NVME:
+        section["nvme_path"] = offload.nvme_path
+    return section
+
+
+def _offload_param(offload: OffloadPlan) -> dict[str, Any]:
+    section: dict[str, Any] = {"device": offload.param.value, "pin_memory": offload.pin_memory}
+    if offload.param is Offload.NVME:
+        section |= {
+            "nvme_path": offload.nvme_path,
+            "max_in_cpu": offload.max_in_cpu,
+            "buffer_count": offload.buffer_count,
+            "buffer_size": offload.buffer_size,
+        }
+    return section
+
+
+def _aio(aio: AioPlan) -> dict[str, Any]:
+    return {
+        "block_size": aio.block_size_bytes,
+        "queue_depth": aio.queue_depth,
+        "intra_op_parallelism": aio.threads,
+        "single_submit": aio.single_submit,
+        "overlap_events": aio.overlap_events,
     }

@@ -20,6 +20,7 @@ from train_entry.contract import ModelShape, Scalar, StudyRecord
 FREE_KEYS = (
     "study",
     "studies_dir",
+    "dry_run",
     "accept_versions",
     "objective",  # recorded on its own
     "limits",

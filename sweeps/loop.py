@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sweeps.advisor import advice_for
 from sweeps.cluster.base import Cluster, JobHandle, JobState
 from sweeps.collect import attempt_gpu_seconds, collect
 from sweeps.ds_config import ds_config_text
@@ -23,6 +24,7 @@ from sweeps.space import Point
 from sweeps.study import Proposal, Searcher
 from sweeps.verdicts import VERDICTS, Lesson, Verdict, lesson, state_of
 from train_entry.contract import (
+    Advice,
     AttemptKind,
     Failure,
     FailureKind,
@@ -326,8 +328,17 @@ class StudyLoop:
             self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
             self._close(
-                number, state=state_of(outcome), outcome=outcome, gpu_s=gpu_s, measured_attempt=spec.attempt
+                number,
+                state=state_of(outcome),
+                outcome=outcome,
+                gpu_s=gpu_s,
+                measured_attempt=spec.attempt,
+                advice=self._advice(number, outcome, spec),
             )
+
+    def _advice(self, number: int, outcome: Outcome, spec: TrialSpec) -> Advice | None:
+        trial = dataclasses.replace(self.ledger[number], outcome=outcome)
+        return advice_for(trial, spec.device, spec.model, self.planner.plan, self.ledger.trials)
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
         if _is_cancelled(outcome) or self._is_retried(number, outcome):

@@ -11,6 +11,16 @@ class Gpu:
     uuid: str
     name: str
     memory_bytes: int
+    capability: tuple[int, int] | None = None  # CUDA's; None: not known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nvme:
+    """The directory for offload to NVMe, as it was found."""
+
+    path: str
+    free_bytes: int
+    problem: str | None = None  # why nothing can be written there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +32,19 @@ class Machine:
     ranks_per_node: int
     gpus: tuple[Gpu, ...] = ()  # of this node; empty on CPU
     cores: int = 1
+    nvme: Nvme | None = None  # None: cluster.nvme_path is not set
+    has_libaio: bool = False  # DeepSpeed's async_io is compiled, or can be
+    has_fp16: bool = True  # of a CPU: arithmetic of its own, which DeepSpeed insists on
+    has_flash_attention: bool = False  # the flash-attn package is installed
 
     @property
     def capacity(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def has_bf16(self) -> bool:
+        """Compute capability 8.0 (Ampere) and later: CUDA C++ programming guide. A CPU emulates it."""
+        return all(gpu.capability is None or gpu.capability >= (8, 0) for gpu in self.gpus)
 
     @property
     def device_name(self) -> str:

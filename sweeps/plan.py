@@ -8,17 +8,27 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.config.schema import LrConfig, OptimizerConfig, SweepConfig
+from sweeps.config.fields import block_interval
+from sweeps.config.schema import AioConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Machine
+from sweeps.relevance import Setting, without_idle_knobs
 from sweeps.rules import RULES, Draft
 from train_entry.contract import (
-    Checkpointing,
+    AioPlan,
+    Attention,
     DataSpec,
+    DdpPlan,
     Engine,
+    LossScalePlan,
     ModelShape,
+    Offload,
+    OffloadPlan,
     OptimizerPlan,
     Plan,
     Precision,
+    Reason,
+    Schedule,
+    SchedulePlan,
     ZeroPlan,
     dump,
 )
@@ -28,14 +38,25 @@ from train_entry.contract import (
 class Rejection:
     """No legal plan; costs 0 GPU-seconds."""
 
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(reason.text for reason in self.reasons)
 
 
 def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
     """The plan of a configuration on a machine, or all reasons why it has none."""
     ranks = config.ranks or default_ranks(machine)
     precision = resolve_precision(config.precision, machine)
-    draft = Draft(config=config, model=model, machine=machine, ranks=ranks, precision=precision)
+    draft = Draft(
+        config=config,
+        model=model,
+        machine=machine,
+        ranks=ranks,
+        precision=precision,
+        warmup_steps=warmup_steps(config.lr, config.global_batch),
+    )
     reasons = tuple(reason for rule in RULES if (reason := rule(draft)))
     return Rejection(reasons=reasons) if reasons else _plan(draft)
 
@@ -46,21 +67,22 @@ def default_ranks(machine: Machine) -> int:
 
 
 def resolve_precision(asked: str, machine: Machine) -> str:
-    """`auto` is bf16 on GPUs and fp32 on CPU, where half precision is only emulated."""
+    """`auto` is bf16 on GPUs that have it, else fp16; on CPU fp32, since half precision is emulated there."""
     if asked != "auto":
         return asked
-    return "bf16" if machine.device == "cuda" else "fp32"
+    if machine.device != "cuda":
+        return "fp32"
+    return "bf16" if machine.has_bf16 else "fp16"
 
 
-def scaled_lr(lr: LrConfig, global_batch: int) -> float:
-    """The peak learning rate at a global batch.
+def lr_factor(lr: LrConfig, global_batch: int) -> float:
+    """What the rates at base_batch are multiplied with at a global batch.
 
     sqrt: k times the batch, sqrt(k) times the rate, for Adam (Malladi et al. 2022, arXiv 2205.10287).
     linear: k times the rate, for SGD (Goyal et al. 2017, arXiv 1706.02677).
     """
     ratio = global_batch / lr.base_batch
-    factors = {"sqrt": math.sqrt(ratio), "linear": ratio, "none": 1.0}
-    return lr.base * factors[lr.rule]
+    return {"sqrt": math.sqrt(ratio), "linear": ratio, "none": 1.0}[lr.rule]
 
 
 def warmup_steps(lr: LrConfig, global_batch: int) -> int:
@@ -74,15 +96,7 @@ def warmup_steps(lr: LrConfig, global_batch: int) -> int:
 
 def fingerprint(plan: Plan, model: ModelShape, data: DataSpec) -> str:
     """A hash of exactly what changes the run: two plans that would run the same job have the same one."""
-    zero = dataclasses.replace(plan.zero, allgather_bucket_size=0)  # no effect: gathered in one call
-    if plan.engine is Engine.DDP or zero.stage == 0:  # no ZeRO optimizer, nothing reads its knobs
-        zero = ZeroPlan(
-            stage=0,
-            reduce_bucket_size=0,
-            allgather_bucket_size=0,
-            overlap_comm=False,
-            contiguous_gradients=False,
-        )
+    zero = dataclasses.replace(plan.zero, allgather_bucket_size=0)  # exported, but read by nothing
     text = dump((dataclasses.replace(plan, zero=zero), model, data), indent=None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -99,7 +113,8 @@ def data_spec(config: SweepConfig) -> DataSpec:
 
 
 def _plan(draft: Draft) -> Plan:
-    config = draft.config
+    setting = Setting(config=draft.config, machine=draft.machine, precision=draft.precision)
+    config = without_idle_knobs(setting)
     return Plan(
         engine=Engine(config.engine),
         ranks=draft.ranks,
@@ -109,18 +124,91 @@ def _plan(draft: Draft) -> Plan:
         global_batch=config.global_batch,
         seq_len=config.seq_len,
         precision=Precision(draft.precision),
-        activation_checkpointing=Checkpointing(config.activation_checkpointing),
+        grad_accum_dtype=_grad_accum_dtype(config.grad_accum_dtype, draft.precision),
         gradient_clipping=config.gradient_clipping,
-        optimizer=_optimizer(config.optimizer, scaled_lr(config.lr, config.global_batch)),
-        warmup_steps=warmup_steps(config.lr, config.global_batch),
-        zero=ZeroPlan(
-            stage=config.zero.stage,
-            reduce_bucket_size=int(config.zero.reduce_bucket_size),
-            allgather_bucket_size=int(config.zero.allgather_bucket_size),
-            overlap_comm=config.zero.overlap_comm,
-            contiguous_gradients=config.zero.contiguous_gradients,
+        optimizer=_optimizer(config.optimizer, config.lr.base * lr_factor(config.lr, config.global_batch)),
+        schedule=_schedule(config.lr, config.global_batch),
+        loss_scale=LossScalePlan(
+            static=config.fp16.loss_scale,
+            initial_power=config.fp16.initial_scale_power,
+            window=config.fp16.loss_scale_window,
+            hysteresis=config.fp16.hysteresis,
+            minimum=config.fp16.min_loss_scale,
         ),
+        zero=_zero(config.zero),
+        offload=_offload(config),
+        ddp=DdpPlan(
+            bucket_cap_mib=config.ddp.bucket_cap_mb,
+            gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
+        ),
+        checkpoint_every=block_interval(config.activation_checkpointing) or 0,
+        attention=Attention(config.attention),
+        compile=config.compile,
+        expandable_segments=config.allocator.expandable_segments,
         seed=config.seed,
+    )
+
+
+def _grad_accum_dtype(asked: str, precision: str) -> Precision | None:
+    """None where it is what DeepSpeed takes by itself."""
+    return None if asked in ("auto", precision) else Precision(asked)
+
+
+def _schedule(lr: LrConfig, global_batch: int) -> SchedulePlan:
+    factor = lr_factor(lr, global_batch)
+    return SchedulePlan(
+        kind=Schedule(lr.schedule),
+        warmup_steps=warmup_steps(lr, global_batch),
+        warmup_from=lr.warmup_from * factor,
+        total_steps=lr.total_steps or 0,
+        end=lr.end * factor,
+    )
+
+
+def _zero(zero: ZeroConfig) -> ZeroPlan:
+    return ZeroPlan(
+        stage=zero.stage,
+        reduce_bucket_size=int(zero.reduce_bucket_size),
+        allgather_bucket_size=int(zero.allgather_bucket_size),
+        overlap_comm=zero.overlap_comm,
+        contiguous_gradients=zero.contiguous_gradients,
+        reduce_scatter=zero.reduce_scatter,
+        use_multi_rank_bucket_allreduce=zero.use_multi_rank_bucket_allreduce,
+        round_robin_gradients=zero.round_robin_gradients,
+        prefetch_bucket_size=int(zero.prefetch_bucket_size),
+        param_persistence_threshold=int(zero.param_persistence_threshold),
+        max_live_parameters=int(zero.max_live_parameters),
+        max_reuse_distance=int(zero.max_reuse_distance),
+        sub_group_size=int(zero.sub_group_size),
+        hpz_partition_size=zero.hpz_partition_size,
+        quantized_weights=zero.quantized_weights,
+        quantized_gradients=zero.quantized_gradients,
+    )
+
+
+def _offload(config: SweepConfig) -> OffloadPlan:
+    optimizer, param = Offload(config.zero.offload_optimizer), Offload(config.zero.offload_param)
+    path = config.cluster.nvme_path
+    return OffloadPlan(
+        optimizer=optimizer,
+        param=param,
+        ratio=config.offload.ratio,
+        pin_memory=config.offload.pin_memory,
+        max_in_cpu=int(config.offload.max_in_cpu),
+        buffer_count=config.offload.buffer_count,
+        buffer_size=int(config.offload.buffer_size),
+        nvme_path=str(Path(path).resolve()) if path and Offload.NVME in (optimizer, param) else None,
+        aio=_aio(config.aio),
+    )
+
+
+def _aio(aio: AioConfig) -> AioPlan:
+    return AioPlan(
+        block_size_bytes=int(aio.block_size),
+        queue_depth=aio.queue_depth,
+        threads=aio.threads,
+        single_submit=aio.single_submit,
+        overlap_events=aio.overlap_events,
     )
 
 

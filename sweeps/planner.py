@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sweeps.config.compose import Composer
@@ -13,12 +13,14 @@ from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.plan import Rejection, data_spec, fingerprint, resolve
-from sweeps.space import Choices, Point, SearchSpace
+from sweeps.settings import Settings
+from sweeps.space import SearchSpace
 from train_entry.contract import (
     AttemptKind,
     MeasureSpec,
     ModelShape,
     Plan,
+    Reason,
     Scalar,
     TimeLimits,
     Trial,
@@ -30,6 +32,7 @@ MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them
 STUDY_ONLY = (
     "study",
     "studies_dir",
+    "dry_run",
     "tracking",  # a URI may hold a password, and a trial's command is shown everywhere
     "space",
     "search",
@@ -58,13 +61,18 @@ class Planner:
         self._model = model
         self._machine = machine
         self._study = study
+        self._settings = Settings(composer, machine)
+
+    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+        """Whether a knob has an effect beside these values."""
+        return self._settings.matters(key, point)
 
     def plan(self, point: Mapping[str, Scalar]) -> Planned:
         overrides = self._overrides(point)
         try:
-            config = self._composer.compose(point)
+            config = self._settings.config(point)
         except ConfigError as error:
-            return Planned(plan=Rejection(reasons=error.problems), fingerprint=None, overrides=overrides)
+            return Planned(plan=Rejection(reasons=_reasons(error)), fingerprint=None, overrides=overrides)
         plan = resolve(config, self._model, self._machine)
         identity = None if isinstance(plan, Rejection) else fingerprint(plan, self._model, data_spec(config))
         return Planned(plan=plan, fingerprint=identity, overrides=overrides)
@@ -72,11 +80,11 @@ class Planner:
     def require_legal(self, space: SearchSpace) -> None:
         """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
         reasons: dict[str, None] = {}
-        for point in itertools.islice(_corners(space), MAX_TRIED):
+        for point in space.ends.sample(MAX_TRIED, random.Random(0), self.matters):
             plan = self.plan(point).plan
             if not isinstance(plan, Rejection):
                 return
-            reasons |= dict.fromkeys(plan.reasons)
+            reasons |= dict.fromkeys(plan.texts)
         raise ConfigError(list(reasons))
 
     def spec(self, trial: Trial, attempt: int, kind: AttemptKind) -> TrialSpec:
@@ -109,21 +117,13 @@ class Planner:
         return (*fixed, *(f"{key}={_hydra_text(value)}" for key, value in point.items()))
 
 
+def _reasons(error: ConfigError) -> tuple[Reason, ...]:
+    return tuple(Reason(rule="configuration", text=problem) for problem in error.problems)
+
+
 def _sets(override: str, key: str) -> bool:
     name = override.lstrip("+~").partition("=")[0]
     return name == key or name.startswith(f"{key}.")
-
-
-def _corners(space: SearchSpace) -> Iterator[Point]:
-    """All points of the choices, with the ends of the intervals."""
-    values = [
-        dim.range.values
-        if isinstance(dim.range, Choices)
-        else (dim.snap(dim.range.low), dim.snap(dim.range.high))
-        for dim in space.dimensions
-    ]
-    keys = [dimension.key for dimension in space.dimensions]
-    return (dict(zip(keys, corner, strict=True)) for corner in itertools.product(*values))
 
 
 def _hydra_text(value: Scalar) -> str:

@@ -2,6 +2,9 @@
 
 Optuna lives in memory and is rebuilt from the ledger at each start: its journal does not survive a kill -9
 (a stale lock, a torn last line), and SQLite breaks on network filesystems.
+
+A knob is suggested only where it matters, after those that decide that. TPE models such spaces group by group
+of knobs that occur together. The GP models the knobs that all trials have, and takes the others at random.
 """
 
 from __future__ import annotations
@@ -13,24 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from sweeps.config.schema import SearchConfig
 from sweeps.errors import ConfigError
-from sweeps.space import Choices, Dimension, Interval, Point, SearchSpace
+from sweeps.space import Choices, Dimension, Interval, Matters, Point, SearchSpace, always
 from sweeps.verdicts import Lesson
 from train_entry.contract import Scalar
 
 MAX_REPEATS = 25  # proposals of known points before we choose an unknown one ourselves
 MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
 MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
+
+Key = tuple[tuple[str, Scalar], ...]  # of a point
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -46,55 +46,59 @@ class Proposal:
 class Searcher:
     """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
 
-    def __init__(self, space: SearchSpace, search: SearchConfig, told: int = 0) -> None:
+    def __init__(
+        self, space: SearchSpace, search: SearchConfig, told: int = 0, matters: Matters = always
+    ) -> None:
         require_searchable(space, search)
         self._space = space
+        self._matters = matters
+        self._size = space.size(matters)
         self._is_grid = search.sampler == "grid"
-        self._distributions = {dim.key: _distribution(dim) for dim in space.dimensions}
         # Another seed on each start: otherwise a resumed study would hear its first proposals again.
         seed = search.seed + told
         self._random = random.Random(seed)
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(search, seed))
-        self._seen: set[tuple[Scalar, ...]] = set()
+        self._seen: set[Key] = set()
         self._open: dict[int, optuna.trial.Trial] = {}
         self._worst: float | None = None
 
     @property
     def is_finite(self) -> bool:
-        return self._space.size is not None
+        return self._size is not None
 
     def remember(self, lesson: Lesson) -> None:
-        """A lesson of an earlier start."""
-        self._mark(lesson.point)
+        """A lesson of an earlier start. Knobs that do not matter there are left out, here and below."""
+        point = self._space.reduce(lesson.point, self._matters)
+        self._mark(point)
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             value=self._value(lesson),
-            params=self._encode(lesson.point),
-            distributions=dict(self._distributions),
+            params=self._encode(point),
+            distributions={dim.key: _distribution(dim) for dim in self._space.dimensions if dim.key in point},
             constraints=_constraints(lesson),
         )
         self._study.add_trial(trial)
 
     def skip(self, point: Mapping[str, Scalar]) -> None:
         """Never propose this point; it taught nothing."""
-        self._mark(point)
+        self._mark(self._space.reduce(point, self._matters))
 
     def resume(self, point: Mapping[str, Scalar]) -> Proposal:
         """A point that is being tried, or must be tried again."""
-        self._mark(point)
-        self._study.enqueue_trial(self._encode(point))
+        reduced = self._space.reduce(point, self._matters)
+        self._mark(reduced)
+        self._study.enqueue_trial(self._encode(reduced))
         return Proposal(point=dict(point), number=self._ask().number)
 
     def ask(self) -> Proposal | None:
         """A new point; None when there is none."""
-        if self._space.size is not None and len(self._seen) >= self._space.size:
+        if self._size is not None and len(self._seen) >= self._size:
             return None
         for _ in range(0 if self._is_grid else MAX_REPEATS):
-            trial = self._ask()
-            point = self._space.snap(self._decode(trial.params))
-            if self._mark(point):
-                return Proposal(point=point, number=trial.number)
-            self._forget(trial.number)
+            proposal = self._ask()
+            if self._mark(proposal.point):
+                return proposal
+            self._forget(proposal.number)
         return self._unseen()
 
     def tell(self, proposal: Proposal, lesson: Lesson | None) -> None:
@@ -110,22 +114,24 @@ class Searcher:
     def _forget(self, number: int) -> None:
         self._study.tell(self._open.pop(number), state=TrialState.FAIL)  # invisible to samplers
 
-    def _ask(self) -> optuna.trial.Trial:
+    def _ask(self) -> Proposal:
         with warnings.catch_warnings():  # experimental samplers, and dimensions they sample independently
             warnings.simplefilter("ignore")
-            trial = self._study.ask(self._distributions)
+            trial = self._study.ask()
+            point = self._space.build(lambda dim: _suggested(trial, dim), self._matters)
         self._open[trial.number] = trial
-        return trial
+        return Proposal(point=point, number=trial.number)
 
     def _unseen(self) -> Proposal | None:
         """The next point of a grid, or any unknown one where the sampler knows only known ones."""
-        if self._space.size is None or self._space.size > MAX_ENUMERATED:
-            drawn = (self._space.draw(self._random) for _ in range(MAX_DRAWS))
-            return next((self.resume(point) for point in drawn if self._key(point) not in self._seen), None)
-        points = [point for point in self._space.points() if self._key(point) not in self._seen]
-        if not points:
-            return None
-        return self.resume(points[0] if self._is_grid else self._random.choice(points))
+        if self._size is None or self._size > MAX_ENUMERATED:
+            drawn = (self._space.draw(self._random, self._matters) for _ in range(MAX_DRAWS))
+            return next((self.resume(point) for point in drawn if _key(point) not in self._seen), None)
+        unseen = (point for point in self._space.points(self._matters) if _key(point) not in self._seen)
+        if self._is_grid:
+            return next((self.resume(point) for point in unseen), None)
+        points = list(unseen)
+        return self.resume(self._random.choice(points)) if points else None
 
     def _value(self, lesson: Lesson) -> float:
         """FAIL is invisible to samplers, and the GP ignores PRUNED too: so a bad point gets a bad value."""
@@ -134,25 +140,24 @@ class Searcher:
         self._worst = lesson.value if self._worst is None else min(self._worst, lesson.value)
         return lesson.value
 
-    def _mark(self, point: Mapping[str, Scalar]) -> bool:
+    def _mark(self, point: Point) -> bool:
         """Whether the point was new."""
         known = len(self._seen)
-        self._seen.add(self._key(point))
+        self._seen.add(_key(point))
         return len(self._seen) > known
 
-    def _key(self, point: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
-        return tuple(point[dim.key] for dim in self._space.dimensions)
+    def _encode(self, point: Point) -> dict[str, Any]:
+        return {dim.key: _encode(dim, point[dim.key]) for dim in self._space.dimensions if dim.key in point}
 
-    def _encode(self, point: Mapping[str, Scalar]) -> dict[str, Any]:
-        return {dim.key: _encode(dim, point[dim.key]) for dim in self._space.dimensions}
 
-    def _decode(self, params: Mapping[str, Any]) -> Point:
-        return {dim.key: _decode(dim, params[dim.key]) for dim in self._space.dimensions}
+def _key(point: Point) -> Key:
+    """Its knobs and values in the order of the space, so that an absent knob differs from any value."""
+    return tuple(point.items())
 
 
 def require_searchable(space: SearchSpace, search: SearchConfig) -> None:
     """Raise ConfigError where the sampler cannot search the space."""
-    if search.sampler == "grid" and space.size is None:
+    if search.sampler == "grid" and not space.is_finite:
         raise ConfigError("search=grid needs a finite space; replace intervals by choices or ranges")
 
 
@@ -162,11 +167,13 @@ def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
         if search.sampler == "gp":
             return optuna.samplers.GPSampler(seed=seed, n_startup_trials=search.startup_trials)
         if search.sampler == "tpe":
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=search.startup_trials)
+            return optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=search.startup_trials, multivariate=True, group=True
+            )
         return optuna.samplers.RandomSampler(seed=seed)
 
 
-def _distribution(dimension: Dimension) -> BaseDistribution:
+def _distribution(dimension: Dimension) -> IntDistribution | FloatDistribution | CategoricalDistribution:
     found = dimension.range
     if isinstance(found, Interval):
         if found.integral and found.high - found.low <= MAX_ENUMERATED:
@@ -176,6 +183,18 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     if found.is_ordinal:  # as positions: 1, 2, 4, 8 are then equally far apart
         return IntDistribution(0, len(found.values) - 1)
     return CategoricalDistribution(found.values)
+
+
+def _suggested(trial: optuna.trial.Trial, dimension: Dimension) -> Scalar:
+    """Snapped at once: what is suggested next may depend on it."""
+    match _distribution(dimension):
+        case IntDistribution(low=low, high=high, log=log):
+            value: Any = trial.suggest_int(dimension.key, low, high, log=log)
+        case FloatDistribution(low=low, high=high, log=log):
+            value = trial.suggest_float(dimension.key, low, high, log=log)
+        case CategoricalDistribution(choices=choices):
+            value = trial.suggest_categorical(dimension.key, choices)
+    return dimension.snap(_decode(dimension, value))
 
 
 def _encode(dimension: Dimension, value: Scalar) -> Scalar:

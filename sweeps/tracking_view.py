@@ -169,7 +169,7 @@ def _tags(trial: Trial) -> dict[str, str]:
         "fingerprint": trial.fingerprint,
         "reused_from": trial.reused_from,
         "parent": trial.parent,
-        "reasons": "; ".join(trial.reasons) or None,
+        "reasons": "; ".join(reason.text for reason in trial.reasons) or None,
     }
     match trial.outcome:
         case Failure() as failure:

@@ -8,7 +8,6 @@ from typing import Any
 
 from train_entry.contract import (
     AttemptKind,
-    Checkpointing,
     DataSpec,
     Engine,
     Measurement,
@@ -21,6 +20,7 @@ from train_entry.contract import (
     Plan,
     Precision,
     RankMeasurement,
+    SchedulePlan,
     State,
     StudyRecord,
     TimeLimits,
@@ -48,9 +48,12 @@ def a_model(**changes: Any) -> ModelShape:
 
 
 def a_plan(
-    zero: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, **changes: Any
+    zero: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+    warmup_steps: int = 0,
+    **changes: Any,
 ) -> Plan:
-    """ZeRO-2 on two ranks; `zero` and `optimizer` change those parts, everything else the plan itself."""
+    """ZeRO-2 on two ranks; `zero`, `optimizer` and `warmup_steps` change those parts, all else the plan."""
     plan = Plan(
         engine=Engine.DEEPSPEED,
         ranks=2,
@@ -60,10 +63,9 @@ def a_plan(
         global_batch=32,
         seq_len=128,
         precision=Precision.BF16,
-        activation_checkpointing=Checkpointing.NONE,
         gradient_clipping=1.0,
         optimizer=dataclasses.replace(_ADAMW, **(optimizer or {})),
-        warmup_steps=0,
+        schedule=SchedulePlan(warmup_steps=warmup_steps),
         zero=dataclasses.replace(_ZERO, **(zero or {})),
         seed=0,
     )
@@ -115,6 +117,7 @@ def a_rank_measurement(**changes: Any) -> RankMeasurement:
         step_s=(0.5, 0.5),
         split=None,
         startup_s=3.0,
+        host_peak_bytes=300,
     )
     return dataclasses.replace(measurement, **changes)
 
@@ -136,6 +139,7 @@ def a_measurement(**changes: Any) -> Measurement:
         tokens=10_000,
         startup_s=7.0,
         ranks=(),
+        host_peak_bytes=6 * 2**30,
     )
     return dataclasses.replace(measurement, **changes)
 

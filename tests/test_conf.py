@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 
 from sweeps.config.compose import Composer
-from sweeps.machine import Machine
+from sweeps.config.grammar import read_request, without_idle
+from sweeps.machine import Machine, Nvme
 from sweeps.models import model_shape
 from sweeps.plan import Rejection, resolve
+from sweeps.planner import Planner
+from sweeps.settings import Settings
 from tests.sweeps.conftest import composer_on
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -18,6 +22,14 @@ CHOICES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*
 BUILT_MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 STRATEGIES = sorted(path.stem for path in (CONF / "strategy").glob("*.yaml"))
 NEEDED = {"model=hf": ["model.path=/models/mine"], "data=text": ["data.path=/corpora/books"]}
+TWO_CORES = Machine(
+    device="cpu",
+    nodes=1,
+    ranks_per_node=2,
+    cores=2,
+    nvme=Nvme(path="/scratch", free_bytes=2**40),
+    has_libaio=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +67,47 @@ def test_a_model_has_the_parameters_that_its_comment_states(composer: Composer, 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_makes_a_plan_of_its_name(composer: Composer, name: str) -> None:
-    config = composer.compose({"strategy": name})
-    machine = Machine(device="cpu", nodes=1, ranks_per_node=2)
-    plan = resolve(config, model_shape(config.model), machine)
+    config = composer.with_fixed(["cluster.nvme_path=/scratch"]).compose({"strategy": name})
+    plan = resolve(config, model_shape(config.model), TWO_CORES)
     assert not isinstance(plan, Rejection)
     assert plan.strategy == name
 
 
 def test_the_default_model_follows_the_machine(composer: Composer) -> None:
     assert composer.compose().model.name == "tiny_llama"
+
+
+SPACES = sorted(path.stem for path in (CONF / "space").glob("*.yaml") if path.stem != "none")
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_holds_legal_points_of_each_of_its_strategies(composer: Composer, name: str) -> None:
+    request = read_request([f"space={name}", "cluster.nvme_path=/scratch"], composer)
+    model = model_shape(request.composer.compose().model)
+    planner = Planner(request.composer, model, TWO_CORES, "study")
+    space = without_idle(request, planner.matters).space
+    points = space.ends.sample(300, random.Random(0), planner.matters)
+    plans = [(point.get("strategy"), planner.plan(point).plan) for point in points]
+    legal = {strategy for strategy, plan in plans if not isinstance(plan, Rejection)}
+    assert legal == {strategy for strategy, _ in plans}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_knob_of_a_space_matters_in_it_on_gpus(composer: Composer, name: str) -> None:
+    strategies = ["strategy=glob(*)"] if name == "buckets" else []  # which is for merging
+    request = read_request([f"space={name}", *strategies], composer)
+    gpus = Machine(device="cuda", nodes=1, ranks_per_node=8, cores=64)
+    left = without_idle(request, Settings(request.composer, gpus).matters).space
+    assert left == request.space
+
+
+def test_the_full_space_holds_the_others(composer: Composer) -> None:
+    full = {dimension.key for dimension in read_request(["space=full"], composer).space.dimensions}
+    others = [name for name in SPACES if name not in ("full", "nvme")]
+    named = {d.key for name in others for d in read_request([f"space={name}"], composer).space.dimensions}
+    assert named - full == set()
+
+
+def test_only_the_space_of_nvme_touches_a_disk() -> None:
+    texts = {name: (CONF / f"space/{name}.yaml").read_text() for name in SPACES}
+    assert [name for name, text in texts.items() if "zero3_nvme" in text] == ["nvme"]

@@ -15,12 +15,13 @@ import pytest
 from analysis.__main__ import main as analysis_main
 from sweeps.__main__ import main as sweeps_main
 from sweeps.config.compose import Composer
+from sweeps.config.fields import FIELDS
 from sweeps.config.grammar import read_request
-from sweeps.config.validate import FIELDS
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.models import model_shape
 from sweeps.planner import Planner
+from sweeps.rules import RULES
 from sweeps.verdicts import VERDICTS, state_of
 from tests.sweeps.conftest import composer_on
 from train_entry.contract import Failure, FailureKind
@@ -127,6 +128,14 @@ def test_documented_states_and_verdicts_are_the_codes() -> None:
         kind.value: (state_of(Failure(kind=kind, message="")).value, verdict.value)
         for kind, verdict in VERDICTS.items()
     }
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_every_rule_is_documented_as_the_code_has_it() -> None:
+    documented = {row[0].strip("`"): (row[1], row[2]) for row in rows("docs/rules.md", columns=3)}
+    assert documented == {rule.name: (rule.explanation, rule.source) for rule in RULES}
 
 
 # ---------------------------------------------------------------- links and commands

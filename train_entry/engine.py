@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-from train_entry.contract import Engine, Plan
+from train_entry.contract import Engine, Plan, Precision
 from train_entry.rank import RankInfo
+
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
 
 
 class TrainEngine(Protocol):
@@ -57,6 +65,34 @@ class Backend(Protocol):
         ...
 
 
+class Sharding(Protocol):
+    """Where the parameters of a model lie from the moment they are made, so that none must be moved later."""
+
+    dtype: torch.dtype  # they are made in
+
+    def construct(self) -> AbstractContextManager[object]:
+        """Modules made inside have their parameters in place, with no values yet. Collective."""
+        ...
+
+    def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
+        """Inside, the parameter is complete; true on the ranks whose writes to it count. Collective."""
+        ...
+
+
+class Replicated:
+    """Every rank has all parameters on its device. See Sharding."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        self._device = device
+
+    def construct(self) -> AbstractContextManager[object]:
+        return self._device  # a context in which tensors are made there
+
+    def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
+        return contextlib.nullcontext(True)
+
+
 def backend_for(plan: Plan) -> Backend:
     """Import what the plan needs: DeepSpeed takes seconds, which ddp need not pay."""
     if plan.engine is Engine.DEEPSPEED:
@@ -66,6 +102,17 @@ def backend_for(plan: Plan) -> Backend:
     from train_entry import engine_ddp
 
     return engine_ddp
+
+
+def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device) -> Sharding:
+    """Where and how the plan's engine wants parameters."""
+    if plan.engine is Engine.DDP:
+        return Replicated(device)  # they are the fp32 masters
+    if plan.zero.stage < 3:
+        return Replicated(device, DTYPES[plan.precision])  # DeepSpeed would cast them anyway
+    from train_entry import zero_init
+
+    return zero_init.ZeroInit(ds_config, DTYPES[plan.precision], device)
 
 
 def collectives_for(device: torch.device) -> str:

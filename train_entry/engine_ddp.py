@@ -10,11 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train_entry.contract import OptimizerPlan, Plan, Precision
 from train_entry.rank import RankInfo
+from train_entry.schedule import rate
 
 HALF_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-# As DeepSpeed's fp16 section has them by default: initial_scale_power, loss_scale_window.
-INITIAL_LOSS_SCALE = 2.0**16
-LOSS_SCALE_WINDOW = 1000
 
 
 def join_ranks(collectives: str, where: RankInfo) -> None:
@@ -35,15 +33,23 @@ class DdpEngine:
     """Parameters are fp32 masters; half precision is torch.autocast. See engine.TrainEngine."""
 
     def __init__(self, model: torch.nn.Module, plan: Plan, device: torch.device) -> None:
-        device_ids = [device.index] if device.type == "cuda" else None
-        self._model = DistributedDataParallel(model, device_ids=device_ids)
+        self._model = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=plan.ddp.bucket_cap_mib,  # torch's MB is 2**20 bytes
+            gradient_as_bucket_view=plan.ddp.gradient_as_bucket_view,
+        )
+        if plan.compile:
+            # Around DDP, not inside it: torch then splits the graph at its buckets, so that they are reduced
+            # while the backward pass goes on. In place, since `forward` below sets an attribute of DDP.
+            self._model.compile()
         self._plan = plan
         self._device = device
         self._optimizer = make_optimizer(list(model.parameters()), plan.optimizer)
         self._scaler = torch.amp.GradScaler(
             device.type,
-            init_scale=INITIAL_LOSS_SCALE,
-            growth_interval=LOSS_SCALE_WINDOW,
+            init_scale=plan.loss_scale.static or 2.0**plan.loss_scale.initial_power,
+            growth_interval=plan.loss_scale.window,
             enabled=plan.precision is Precision.FP16,
         )
         self._loss_scale = self._scaler.get_scale()
@@ -96,10 +102,13 @@ class DdpEngine:
         if loss_scale >= self._loss_scale:
             self._updates += 1
             self._set_lr()
-        self._loss_scale = loss_scale
+        if self._plan.loss_scale.static:
+            self._scaler.update(self._plan.loss_scale.static)  # back to what it was
+        else:
+            self._loss_scale = loss_scale
 
     def _set_lr(self) -> None:
-        lr = warmup_lr(self._plan.optimizer.lr, self._plan.warmup_steps, self._updates)
+        lr = rate(self._plan.optimizer.lr, self._plan.schedule, self._updates)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
 
@@ -124,16 +133,3 @@ def make_optimizer(parameters: list[torch.nn.Parameter], plan: OptimizerPlan) ->
             fused=plan.fused,
         )
     raise ValueError(f"optimizer.name is {plan.name}; it may be adamw or sgd")
-
-
-def warmup_lr(peak: float, warmup_steps: int, updates: int) -> float:
-    """Learning rate after `updates` updates: linear from 0, exactly as DeepSpeed's WarmupLR.
-
-    It counts iterations from -1, where it gives 0 as it does at 0: so the first two updates have no effect.
-    It also warms up over two steps at least (deepspeed/runtime/lr_schedules.py, 0.19).
-    """
-    if warmup_steps == 0:
-        return peak
-    iteration = max(0, updates - 1)
-    steps = max(2, warmup_steps)
-    return peak * (iteration / steps) if iteration < steps else peak

@@ -1,4 +1,4 @@
-"""DeepSpeed, ZeRO stages 0 to 3. The only module that imports it."""
+"""DeepSpeed, ZeRO stages 0 to 3. The engine; zero_init.py builds models for stage 3."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ def join_ranks(collectives: str, where: RankInfo) -> None:
 def open_engine(
     model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
 ) -> DeepSpeedEngine:
-    """All it needs is in ds_config, which was written for the plan; DeepSpeed knows its device."""
-    return DeepSpeedEngine(model, ds_config)
+    """Almost all it needs is in ds_config, which was written for the plan; DeepSpeed knows its device."""
+    return DeepSpeedEngine(model, ds_config, plan.compile)
 
 
 class DeepSpeedEngine:
     """Optimizer, schedule and sharding come from ds_config.json alone. See engine.TrainEngine."""
 
-    def __init__(self, model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module, ds_config: Mapping[str, Any], compiled: bool) -> None:
         self._engine = deepspeed.initialize(model=model, config=dict(ds_config))[0]
+        if compiled:
+            self._engine.compile()  # torch.compile in place, its own hooks included; not DeepCompile
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self._engine(input_ids=batch, labels=batch).loss

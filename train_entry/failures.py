@@ -17,9 +17,17 @@ TYPES = {
     "torch.OutOfMemoryError": FailureKind.GPU_OOM,
     "builtins.MemoryError": FailureKind.HOST_OOM,
     "train_entry.failures.DivergedError": FailureKind.DIVERGED,
+    # An operator that DeepSpeed would compile for GPUs, and no CUDA toolkit here, or one of another version.
+    "deepspeed.ops.op_builder.builder.MissingCUDAException": FailureKind.BAD_CONFIG,
+    "deepspeed.ops.op_builder.builder.CUDAMismatchException": FailureKind.BAD_CONFIG,
 }
 # These say that a plan, model or data set cannot be, in the phases that read them; later they are bugs.
-REFUSALS = ("builtins.ValueError", "builtins.AssertionError", "deepspeed.runtime.config.DeepSpeedConfigError")
+REFUSALS = (
+    "builtins.ValueError",
+    "builtins.AssertionError",
+    "builtins.NotImplementedError",
+    "deepspeed.runtime.config.DeepSpeedConfigError",
+)
 CONFIGURING = (Phase.MODEL, Phase.DATA, Phase.ENGINE)
 COMMUNICATION = "torch.distributed.DistError"  # base of DistBackendError, DistNetworkError, DistStoreError
 
@@ -31,6 +39,8 @@ TEXTS = {
     "CUDA error: out of memory": FailureKind.GPU_OOM,
     "CUBLAS_STATUS_ALLOC_FAILED": FailureKind.GPU_OOM,
     "Cuda failure 2 'out of memory'": FailureKind.GPU_OOM,
+    # deepspeed/ops/op_builder/builder.py: an operator lacks its library (libaio), or this machine an ability.
+    "op due to it not being compatible due to hardware/software issue": FailureKind.BAD_CONFIG,
     # deepspeed/runtime/fp16/loss_scaler.py raises a bare Exception.
     "Current loss scale already at minimum": FailureKind.DIVERGED,
 }
@@ -50,7 +60,7 @@ class DivergedError(ArithmeticError):
 
 def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
     """The record of an exception that ended a rank."""
-    lines = str(error).strip().splitlines() or [""]
+    lines = str(error).strip().splitlines() or [_raised_by(error)]
     return Failure(
         kind=kind_of(error, phase),
         message=f"{type(error).__name__}: {lines[0]}"[:MESSAGE_CHARS],
@@ -62,6 +72,13 @@ def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
 
 def kind_of(error: BaseException, phase: Phase) -> FailureKind:
     """What went wrong, as far as the exception that ended a rank in this phase can say."""
+    kind = _kind_of(error, phase)
+    if kind is FailureKind.GPU_OOM and _is_pinning(error):
+        return FailureKind.HOST_OOM
+    return kind
+
+
+def _kind_of(error: BaseException, phase: Phase) -> FailureKind:
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
     for name in names:
         if name in TYPES:
@@ -76,3 +93,14 @@ def kind_of(error: BaseException, phase: Phase) -> FailureKind:
     if COMMUNICATION in names or any(part in text for part in PEER_TEXTS):
         return FailureKind.COMMS if phase is Phase.RENDEZVOUS else FailureKind.PEER_LOST
     return FailureKind.CRASHED
+
+
+def _is_pinning(error: BaseException) -> bool:
+    """Whether host memory was to be pinned: CUDA's words are the same when that runs out."""
+    return any(frame.name == "pin_memory" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _raised_by(error: BaseException) -> str:
+    """The source line, for an exception that says nothing, as a bare assert does."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""

@@ -1,4 +1,4 @@
-"""One rank of a trial, from its start to its outcome. Read `train` and `prepare` from top to bottom."""
+"""One rank of a trial, from start to outcome. Read `prepare` and `measure_steps` from top to bottom."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from train_entry.contract import (
 from train_entry.failures import failure_from
 from train_entry.progress import Progress
 from train_entry.rank import RankInfo, dump_stacks_on_signal, prepare_process, process_age_s
+from train_entry.scratch import own_nvme_path
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,13 @@ def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankIn
 
 def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> RankMeasurement:
     """The phases of a rank, in order. Any exception is this rank's failure in the phase it had reached."""
-    ready = prepare(spec, source, where, progress)
+    with contextlib.ExitStack() as held:  # let go however it ends: what outlives a process
+        ready = prepare(spec, source, where, progress, held)
+        return measure_steps(ready, spec, where, progress)
+
+
+def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Progress) -> RankMeasurement:
+    """The first step, those that are timed, and what they showed."""
     from train_entry import devices, measure  # not above: they need torch, whose import is a phase
 
     startup = ready.meter.take()
@@ -96,15 +103,18 @@ def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progre
         step_s=timings.step_s,
         split=timings.split,
         startup_s=startup_s,
+        host_peak_bytes=ready.meter.host_peak_bytes(),
     )
 
 
-def prepare(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> Ready:
-    """All that comes before the first step."""
+def prepare(
+    spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress, held: contextlib.ExitStack
+) -> Ready:
+    """All that comes before the first step. What is to be let go at the end is in `held`."""
     plan = spec.plan
 
     progress.enter(Phase.IMPORTS)
-    prepare_process(where, spec.device)
+    prepare_process(where, spec.device, plan.expandable_segments)
     from train_entry import data, engine, memory, model  # torch and transformers: seconds
 
     backend = engine.backend_for(plan)
@@ -116,15 +126,17 @@ def prepare(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Prog
 
     progress.enter(Phase.MODEL)
     engine.refuse_model_parallel(plan)
-    net = model.build_model(spec.model, plan, device)
-    parameters = model.parameters_of(net)  # here, since ZeRO-3 leaves empty ones behind
+    written = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
+    ds_config = held.enter_context(own_nvme_path(written, f"{spec.study}-{spec.trial}-rank{where.rank}"))
+    sharding = engine.sharding_for(plan, ds_config, device)
+    net = model.build_model(spec.model, plan, device, sharding, progress.beat)
+    parameters = model.parameters_of(net)
 
     progress.enter(Phase.DATA)
     tokens = data.load_tokens(spec.data, spec.model, plan.seed, progress.beat)
     batches = data.micro_batches(data.Windows(tokens, plan), plan, where.rank)
 
     progress.enter(Phase.ENGINE)
-    ds_config = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
     opened = backend.open_engine(net, plan, ds_config, device)
     return Ready(engine=opened, batches=batches, device=device, meter=meter, parameters=parameters)
 

@@ -22,6 +22,10 @@ class MemoryMeter(Protocol):
         """The highest use since the last call, or since the process began; a new phase begins."""
         ...
 
+    def host_peak_bytes(self) -> int:
+        """The process's highest resident memory so far, over all phases: what is offloaded lies there."""
+        ...
+
     def in_use_bytes(self) -> tuple[int, int] | tuple[None, None]:
         """What is taken of the whole card right now, CUDA contexts included, and its size."""
         ...
@@ -43,6 +47,9 @@ class DeviceMeter:
         torch.cuda.reset_peak_memory_stats(self._device)
         return peak
 
+    def host_peak_bytes(self) -> int:
+        return _high_water_bytes()
+
     def in_use_bytes(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free, total
@@ -53,13 +60,20 @@ class HostMeter:
 
     kind = MemoryKind.HOST_RSS
 
+    def __init__(self) -> None:
+        self._highest_bytes = 0  # of the phases that have ended
+
     def take(self) -> MemoryPeak:
         peak_bytes = _high_water_bytes()
+        self._highest_bytes = max(self._highest_bytes, peak_bytes)
         try:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; proc(5)
         except OSError:
             pass  # not everywhere permitted; then peaks are those of the process so far
         return MemoryPeak(allocated_bytes=peak_bytes, reserved_bytes=peak_bytes)
+
+    def host_peak_bytes(self) -> int:
+        return max(self._highest_bytes, _high_water_bytes())
 
     def in_use_bytes(self) -> tuple[None, None]:
         return None, None
@@ -71,6 +85,10 @@ def meter_for(device: torch.device) -> MemoryMeter:
 
 
 def _high_water_bytes() -> int:
+    """VmHWM of proc(5): the process's own pages, and those of mapped files and shared memory, while present.
+
+    A page that several processes map counts in each of them.
+    """
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None, "Linux writes VmHWM for every process that has memory of its own"
     return int(found[1]) * KIB

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -14,28 +18,62 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.initialization import no_init_weights
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from train_entry.contract import Checkpointing, ModelShape, Plan
+from train_entry.contract import Attention, ModelShape, Plan
+from train_entry.engine import Replicated, Sharding
+from train_entry.weights import NewWeights, SavedWeights, has_weights, pour
 
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
+def build_model(
+    shape: ModelShape,
+    plan: Plan,
+    device: torch.device,
+    sharding: Sharding | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> PreTrainedModel:
+    """The model, its parameters placed as its engine wants them: for None, whole and in fp32 on the device.
 
-def build_model(shape: ModelShape, plan: Plan, device: torch.device) -> PreTrainedModel:
-    """The model in fp32 on the rank's device. Every strategy starts from the same weights."""
-    torch.manual_seed(plan.seed)
+    Every strategy starts from the same weights. `beat` is called on the way. Raises ValueError where shape,
+    weights and plan do not fit.
+    """
+    sharding = sharding or Replicated(device)
+    _refuse_absent_attention(plan.attention)
+    with sharding.construct(), no_init_weights():
+        model = _from_config(config_of(shape), sharding.dtype, plan.attention)
+        model.tie_weights()
     if shape.path is not None and has_weights(Path(shape.path)):
-        model = _with_weights(Path(shape.path)).to(device)
+        saved = SavedWeights(Path(shape.path), model)
+        saved.fill_buffers(model)
+        pour(saved, model, sharding, beat)
     else:
-        with device:
-            model = _with_new_weights(config_of(shape))
+        pour(NewWeights(_without_storage(config_of(shape)), plan.seed, device), model, sharding, beat)
+    torch.manual_seed(plan.seed)  # whatever was drawn until here, which differs between the ranks of ZeRO-3
     # Named, since transformers warns of a default that it takes anyway.
     model.loss_type = "ForCausalLM"
     model.config.use_cache = False  # keys and values are kept for generating, and cost memory in training
-    if plan.activation_checkpointing is Checkpointing.FULL:
-        # The reentrant kind runs backward inside backward, which DDP's and ZeRO's hooks do not expect.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if plan.checkpoint_every:
+        recompute_blocks(model, plan.checkpoint_every)
     model.train()
     return model
+
+
+def recompute_blocks(model: PreTrainedModel, every: int) -> None:
+    """Of every so many transformer blocks, from the first on, one keeps its input only.
+
+    Raises ValueError for a model that has none.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ValueError(
+            f"checkpoint_every={every}: a model of type {model.config.model_type} has no blocks that "
+            "transformers can recompute; 0 leaves it off"
+        )
+    for block in blocks[::every]:
+        block.gradient_checkpointing = True
+        # The reentrant kind runs backward inside backward, which DDP's and ZeRO's hooks do not expect.
+        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
 
 def config_of(shape: ModelShape) -> PreTrainedConfig:
@@ -59,30 +97,34 @@ def local_config(directory: Path) -> PreTrainedConfig:
     return config
 
 
-def has_weights(directory: Path) -> bool:
-    """Whether there is something to fine-tune."""
-    return any(True for pattern in WEIGHT_FILES for _ in directory.glob(pattern))
-
-
 def count_parameters(config: PreTrainedConfig) -> int:
     """All parameters, tied ones once; nothing is allocated."""
-    with torch.device("meta"):
-        return parameters_of(_with_new_weights(config))
+    return parameters_of(_without_storage(config))
 
 
 def parameters_of(model: torch.nn.Module) -> int:
-    """All parameters of a module, tied ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """All parameters of a module, tied ones once, and whole also where ZeRO-3 has cut them up."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
-def _with_new_weights(config: PreTrainedConfig) -> Any:
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+def _without_storage(config: PreTrainedConfig) -> Any:
+    with torch.device("meta"):
+        return _from_config(config, torch.float32, Attention.SDPA)
 
 
-def _with_weights(directory: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        directory, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
-    )
+def _from_config(config: PreTrainedConfig, dtype: torch.dtype, attention: Attention) -> Any:
+    try:
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention.value, dtype=dtype)
+    except ImportError as error:  # how transformers says that this machine cannot run it
+        raise ValueError(f"attention={attention}: {error}") from error
+
+
+def _refuse_absent_attention(attention: Attention) -> None:
+    """transformers would look for a kernel on the network instead."""
+    if attention is Attention.FLASH and find_spec("flash_attn") is None:
+        raise ValueError(
+            f"attention={attention} needs the package flash-attn, which is not installed; sdpa needs none"
+        )
 
 
 def _llama_config(shape: ModelShape) -> PreTrainedConfig:

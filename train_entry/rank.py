@@ -10,8 +10,9 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,11 @@ class RankInfo:
         return device
 
 
-def prepare_process(where: RankInfo, device_kind: str) -> None:
+def prepare_process(where: RankInfo, device_kind: str, expandable_segments: bool = False) -> None:
     """Set what libraries read while they are imported, and tie this process to its parent."""
     prepare_extensions()
+    if expandable_segments and device_kind == "cuda":
+        expand_segments(os.environ, version("torch"))
     die_with_parent()
     os.environ["DS_ACCELERATOR"] = device_kind  # else DeepSpeed guesses, and warns on a CPU
     os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed insists on it
@@ -85,6 +88,17 @@ def prepare_process(where: RankInfo, device_kind: str) -> None:
         os.environ.setdefault("MASTER_PORT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local; a compute node may have no network
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def expand_segments(environ: MutableMapping[str, str], torch_version: str) -> None:
+    """Let torch's CUDA allocator grow its segments, beside whatever the user asks of it."""
+    release = tuple(int(part) for part in torch_version.split(".")[:2])
+    old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # torch 2.9 renamed it, and warns of the old
+    asked = environ.pop(old, "")
+    if release >= (2, 9):
+        asked = environ.get(new) or asked
+    name = new if release >= (2, 9) else old
+    environ[name] = ",".join(filter(None, (asked, "expandable_segments:True")))  # the last word counts
 
 
 def die_with_parent() -> None:
@@ -98,10 +112,11 @@ def die_with_parent() -> None:
 
 
 def dump_stacks_on_signal(path: Path) -> None:
-    """On SIGUSR1 write the stacks of all threads to `path`.
+    """On SIGUSR1 write the stacks of all threads to `path`; on a fatal signal, to the log.
 
     Not a Python handler: that would wait until a collective stuck in C++ returns, which is never.
     """
+    faulthandler.enable()  # DeepSpeed's C++ aborts, as when the disk it offloads to is full
     file = path.open("w")  # stays open as long as the process lives; faulthandler keeps a reference
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from sweeps.cluster.facilities import cpu_has_fp16, find_nvme, has_flash_attention, has_libaio
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
@@ -41,20 +42,27 @@ def detect(cluster: ClusterConfig) -> Machine:
                 f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
                 "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
             )
-        return Machine(
-            device="cpu", nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or cores, cores=cores
-        )
+        return _machine("cpu", cluster, cluster.gpus_per_node or cores, ())
     (name, alike), *_ = Counter(gpu.name for gpu in gpus).most_common(1)  # a study never mixes card models
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
         raise ConfigError(
             f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
         )
+    ours = cluster.gpus_per_node or alike
+    return _machine("cuda", cluster, ours, tuple(gpu for gpu in gpus if gpu.name == name)[:ours])
+
+
+def _machine(device: str, cluster: ClusterConfig, ranks_per_node: int, gpus: tuple[Gpu, ...]) -> Machine:
     return Machine(
-        device="cuda",
+        device=device,
         nodes=cluster.nodes,
-        ranks_per_node=cluster.gpus_per_node or alike,
-        gpus=tuple(gpu for gpu in gpus if gpu.name == name)[: cluster.gpus_per_node or alike],
-        cores=cores,
+        ranks_per_node=ranks_per_node,
+        gpus=gpus,
+        cores=len(os.sched_getaffinity(0)),
+        nvme=find_nvme(cluster.nvme_path),
+        has_libaio=has_libaio(),
+        has_fp16=device == "cuda" or cpu_has_fp16(),
+        has_flash_attention=has_flash_attention(),
     )
 
 
@@ -78,8 +86,14 @@ def _nvml_gpus() -> list[Gpu]:
                 uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
                 name=str(pynvml.nvmlDeviceGetName(handle)),
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                capability=_capability(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
             )
             for index, handle in enumerate(handles)
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _capability(pair: Sequence[int]) -> tuple[int, int]:
+    major, minor = pair
+    return int(major), int(minor)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweeps.config import validate
+from sweeps.config.fields import FIELDS
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from train_entry.contract import Scalar
@@ -37,6 +42,16 @@ def register_resolvers(has_gpu: Callable[[], bool]) -> None:
     OmegaConf.register_new_resolver(
         "by_machine", lambda cpu, gpu: gpu if has_gpu() else cpu, use_cache=True, replace=True
     )
+
+
+def open_composer(has_gpu: Callable[[], bool], directory: Path = validate.CONF) -> Composer:
+    """Hydra on conf/, for a program that hydra.main did not start."""
+    if (plugins := str(Path(__file__).resolve().parents[1] / "_hydra")) not in sys.path:
+        sys.path.append(plugins)  # conf/sweep.yaml names our sweeper
+    register_schema()
+    register_resolvers(has_gpu)
+    with initialize_config_dir(str(directory), job_name="sweep", version_base="1.3"):
+        return Composer(GlobalHydra.instance().config_loader())
 
 
 class Composer:
@@ -80,7 +95,8 @@ class Composer:
 
     def space(self) -> dict[str, str]:
         """The ranges of the chosen space files."""
-        return {key: str(text) for key, text in self.compose().space.items()}
+        # `+space.zero.x=...` on a command line nests where a file has a dotted key.
+        return {key: str(text) for key, text in _flatten(self.compose().space, "")}
 
     def origin(self, key: str) -> str | None:
         """Where a key got its value: the override, or the file, that set it last; None: nowhere."""
@@ -117,7 +133,7 @@ class Composer:
         return config
 
     def _set(self, config: DictConfig, key: str, value: Scalar) -> None:
-        if key not in validate.FIELDS:
+        if key not in FIELDS:
             raise ConfigError(f"{key}: no such knob; {validate.suggest(key)}")
         parsed = json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
         with one_line(f"{key}={value}"):

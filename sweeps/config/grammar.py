@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -14,12 +15,15 @@ from hydra.core.override_parser.types import IntervalSweep, Override, QuotedStri
 
 from sweeps.config import validate
 from sweeps.config.compose import Composer, one_line
+from sweeps.config.fields import FIELDS
 from sweeps.config.schema import STUDY_KEYS
 from sweeps.errors import ConfigError
-from sweeps.space import Choices, Dimension, Interval, Point, SearchSpace, powers_of_two
+from sweeps.relevance import CONDITIONS, decision_rank
+from sweeps.space import Choices, Dimension, Interval, Matters, Point, SearchSpace, powers_of_two
 from train_entry.contract import Scalar
 
 KNOWN_TAGS = frozenset({"log"})
+MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another matters in any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +32,7 @@ class Request:
 
     composer: Composer  # holds the fixed overrides
     space: SearchSpace
+    asked: frozenset[str]  # knobs that the command line itself says to vary; a space file adds others
 
 
 def read_request(arguments: Sequence[str], composer: Composer) -> Request:
@@ -49,8 +54,34 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
         for override in _from_space_files(composer):
             if override.key_or_group not in pinned:
                 asked.setdefault(override.key_or_group, override)
-    dimensions = _dimensions(asked, composer)
-    return Request(composer=composer, space=SearchSpace(dimensions=dimensions))
+    named = {override.key_or_group for override in swept}
+    named |= {key.removeprefix("space.") for key in pinned if key.startswith("space.")}
+    space = SearchSpace(dimensions=_dimensions(asked, composer))
+    return Request(composer=composer, space=space, asked=frozenset(named))
+
+
+def without_idle(request: Request, matters: Matters) -> Request:
+    """The request without dimensions that change nothing anywhere in its space.
+
+    Raises ConfigError where the command line itself asks for one.
+    """
+    conditional = [dim.key for dim in request.space.dimensions if dim.key in CONDITIONS]
+    corners = _deciding_corners(request.space, matters) if conditional else []
+    idle = [key for key in conditional if not any(matters(key, corner) for corner in corners)]
+    if asked := [key for key in idle if key in request.asked]:
+        raise ConfigError(
+            [
+                f"{key}: changes nothing in this space: matters only with {CONDITIONS[key].text}"
+                for key in asked
+            ]
+        )
+    kept = tuple(dim for dim in request.space.dimensions if dim.key not in idle)
+    return dataclasses.replace(request, space=SearchSpace(dimensions=kept))
+
+
+def _deciding_corners(space: SearchSpace, matters: Matters) -> list[Point]:
+    deciding = tuple(dim for dim in space.dimensions if math.isfinite(decision_rank(dim.key)))
+    return SearchSpace(dimensions=deciding).ends.sample(MAX_CORNERS, random.Random(0), matters)
 
 
 def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
@@ -89,7 +120,7 @@ def _bad_key(override: Override, composer: Composer) -> str | None:
         return f"{override.input_line}: only existing knobs can vary; {validate.suggest(key)}"
     if key.partition(".")[0] in STUDY_KEYS:
         return f"{key}: fixed within a study; give it one value, and start a study for another"
-    if key not in validate.FIELDS and key not in composer.groups():
+    if key not in FIELDS and key not in composer.groups():
         return f"{key}: no such knob; {validate.suggest(key)}"
     return None
 
@@ -100,7 +131,11 @@ def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimensi
     for key, override in asked.items():
         try:
             dimension = _dimension(key, override, composer)
-            problems += _bad_values(dimension, composer)
+            problems += [
+                problem
+                for problem in _bad_values(dimension, composer)
+                if problem.partition(":")[0] not in asked.keys() - {key}  # that varies too: seen when planned
+            ]
             dimensions.append(dimension)
         except ConfigError as error:
             problems += error.problems
@@ -141,7 +176,7 @@ def _interval(key: str, text: str, value: IntervalSweep, log: bool) -> Choices |
         raise ConfigError(f"{key}={text}: the interval is empty; write the smaller end first")
     if log and low <= 0:
         raise ConfigError(f"{key}={text}: a logarithmic interval begins above 0")
-    field = validate.FIELDS.get(key)
+    field = FIELDS.get(key)
     if field is None or field.type not in ("int", "float", "int | None", "float | None"):
         raise ConfigError(f"{key}={text}: an interval needs a number; list the choices instead")
     grid = field.metadata.get("grid")

@@ -17,6 +17,7 @@ STUDY_KEYS = (
     "study",
     "model",
     "studies_dir",
+    "dry_run",
     "objective",
     "accept_versions",
     "data",
@@ -88,6 +89,12 @@ class ZeroConfig:
     stage: int = knob(
         0, "what ZeRO shards: 0 nothing, 1 optimizer, 2 + gradients, 3 + weights", low=0, high=3
     )
+    offload_optimizer: str = knob(
+        "none", "keep the optimizer's states, and update, off the device", choices=("none", "cpu", "nvme")
+    )
+    offload_param: str = knob(
+        "none", "stage 3: keep the weights off the device", choices=("none", "cpu", "nvme")
+    )
     reduce_bucket_size: float = knob(
         5e8, "gradients reduced at once", unit="elements", low=1, integral=True, grid="digits"
     )
@@ -100,6 +107,104 @@ class ZeroConfig:
     )
     overlap_comm: bool = knob(False, "reduce gradients while the backward pass goes on (one more bucket)")
     contiguous_gradients: bool = knob(True, "copy gradients into one buffer as they appear")
+    reduce_scatter: bool = knob(True, "each rank receives its own share of the gradients only")
+    use_multi_rank_bucket_allreduce: bool = knob(
+        True, "stages 1 and 2: one reduction for the shares of all ranks in a bucket"
+    )
+    round_robin_gradients: bool = knob(
+        False, "stages 1 and 2: spread gradients over the ranks in turn, not in stretches"
+    )
+    prefetch_bucket_size: float = knob(
+        5e7,
+        "stage 3: weights gathered ahead of their use",
+        unit="elements",
+        low=0,
+        integral=True,
+        grid="digits",
+    )
+    param_persistence_threshold: float = knob(
+        1e5,
+        "stage 3: smaller parameters are never sharded",
+        unit="elements",
+        low=0,
+        integral=True,
+        grid="digits",
+    )
+    max_live_parameters: float = knob(
+        1e9, "stage 3: weights kept gathered at most", unit="elements", low=0, integral=True, grid="digits"
+    )
+    max_reuse_distance: float = knob(
+        1e9,
+        "stage 3: weights needed again within this many elements stay gathered",
+        unit="elements",
+        low=0,
+        integral=True,
+        grid="digits",
+    )
+    sub_group_size: float = knob(
+        1e9, "stage 3: parameters updated at once", unit="elements", low=1, integral=True, grid="digits"
+    )
+    hpz_partition_size: int = knob(
+        1,
+        "ZeRO++: ranks that keep a second copy of the weights among themselves; 1: none",
+        unit="ranks",
+        low=1,
+    )
+    quantized_weights: bool = knob(False, "ZeRO++: gather weights as 8-bit numbers")
+    quantized_gradients: bool = knob(False, "ZeRO++: reduce gradients as 4-bit numbers")
+
+
+@dataclass
+class OffloadConfig:
+    ratio: float = knob(
+        1.0, "stage 3: share of the optimizer's states that lives on the CPU", above=0, high=1, grid="digits"
+    )
+    pin_memory: bool = knob(True, "page-locked host buffers")
+    max_in_cpu: float = knob(
+        1e9,
+        "weights on NVMe: so many of a rank's stay in host memory all the same",
+        unit="elements",
+        low=0,
+        integral=True,
+        grid="digits",
+    )
+    buffer_count: int = knob(5, "weights on NVMe: buffers in host memory", low=1)
+    buffer_size: float = knob(
+        1e8,
+        "weights on NVMe: size of a buffer; the largest parameter must fit",
+        unit="elements",
+        low=1,
+        integral=True,
+    )
+
+
+@dataclass
+class AioConfig:
+    block_size: float = knob(1048576, "one read or write", unit="bytes", low=512, integral=True, grid="pow2")
+    queue_depth: int = knob(8, "reads and writes under way", low=1, grid="pow2")
+    threads: int = knob(1, "threads that share a transfer", low=1, grid="pow2")
+    single_submit: bool = knob(False, "hand requests over one by one")
+    overlap_events: bool = knob(True, "hand over the next requests while others are under way")
+
+
+@dataclass
+class DdpConfig:
+    bucket_cap_mb: int = knob(25, "gradients reduced at once", unit="MiB", low=1, grid="pow2")
+    gradient_as_bucket_view: bool = knob(False, "gradients live in the buckets: no copy, no second buffer")
+
+
+@dataclass
+class Fp16Config:
+    loss_scale: float = knob(0.0, "a fixed loss scale; 0: dynamic, by the numbers below", low=0)
+    initial_scale_power: int = knob(16, "the dynamic scale begins at 2 to this power", low=0, high=32)
+    loss_scale_window: int = knob(1000, "steps without overflow until it doubles", unit="steps", low=1)
+    hysteresis: int = knob(2, "overflows until it halves", low=1)
+    min_loss_scale: float = knob(1.0, "it never falls below", above=0)
+
+
+@dataclass
+class AllocatorConfig:
+    expandable_segments: bool = knob(False, "torch's CUDA allocator grows its segments")
 
 
 @dataclass
@@ -123,6 +228,14 @@ class LrConfig:
     warmup: str = knob(
         "steps", "when the batch grows keep the warm-up's `steps` or `samples`; or a step count"
     )
+    warmup_from: float = knob(0.0, "the rate at base_batch that the warm-up begins with", low=0)
+    schedule: str = knob(
+        "constant", "what the rate does after the warm-up", choices=("constant", "linear", "cosine")
+    )
+    total_steps: int | None = knob(
+        None, "linear, cosine: the step at which the decay has ended", unit="steps", low=1
+    )
+    end: float = knob(0.0, "cosine: the rate at base_batch that it ends with", low=0)
 
 
 @dataclass
@@ -133,6 +246,7 @@ class ClusterConfig:
     gpus_per_node: int | None = knob(None, "ranks a node holds; null: all GPUs, or all cores on CPU", low=1)
     parallel: int | None = knob(None, "most trials at once; null: one a node", low=1)
     on_interrupt: str = knob("cancel", "Ctrl-C: running trials", choices=("cancel", "leave"))
+    nvme_path: str | None = knob(None, "a directory on a fast local disk, for offload to NVMe")
 
 
 @dataclass
@@ -181,6 +295,11 @@ class SweepConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    aio: AioConfig = field(default_factory=AioConfig)
+    ddp: DdpConfig = field(default_factory=DdpConfig)
+    fp16: Fp16Config = field(default_factory=Fp16Config)
+    allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr: LrConfig = field(default_factory=LrConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -193,6 +312,7 @@ class SweepConfig:
 
     study: str | None = knob(None, "the study's name; null: derived from what is asked")
     studies_dir: str = knob("studies", "where studies live")
+    dry_run: bool = knob(False, "list the plans of the space, legal or not and why; launch nothing")
     objective: str = knob(
         "auto",
         "what is maximized; auto: per GPU while ranks is fixed",
@@ -206,9 +326,24 @@ class SweepConfig:
     micro_batch: int = knob(1, "sequences per rank and forward pass", unit="sequences", low=1, grid="pow2")
     global_batch: int = knob(32, "sequences per optimizer step, over all ranks", unit="sequences", low=1)
     seq_len: int = knob(1024, "tokens per sequence", unit="tokens", low=2)
-    precision: str = knob("auto", "auto: bf16 on GPUs, fp32 on CPU", choices=("auto", "fp32", "bf16", "fp16"))
+    precision: str = knob(
+        "auto",
+        "auto: bf16 on GPUs that have it, else fp16; fp32 on CPU",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+    grad_accum_dtype: str = knob(
+        "auto",
+        "number format in which ZeRO adds gradients up; auto: that of precision",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+    attention: str = knob(
+        "sdpa", "implementation of attention", choices=("sdpa", "eager", "flash_attention_2")
+    )
+    compile: bool = knob(False, "torch.compile the model")
     tensor: int = knob(1, "tensor-parallel degree", low=1, high=1)
     pipeline: int = knob(1, "pipeline-parallel degree", low=1, high=1)
-    activation_checkpointing: str = knob("none", "recompute activations", choices=("none", "full"))
+    activation_checkpointing: str = knob(
+        "none", "recompute activations: none, full, or a number k: in every k-th block"
+    )
     gradient_clipping: float = knob(1.0, "largest gradient norm; 0: not clipped", low=0)
     seed: int = knob(0, "of the weights and of the order of the data", low=0)

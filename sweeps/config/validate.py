@@ -9,23 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sweeps.config.fields import FIELDS, block_interval, value_at
 from sweeps.config.schema import SweepConfig
 
-
-def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
-    """Every leaf key of the schema, dotted, with its dataclass field."""
-    found: dict[str, dataclasses.Field[Any]] = {}
-    for field in dataclasses.fields(schema):
-        nested = field.default_factory
-        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
-            found |= fields_by_key(nested, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = field
-    return found
-
-
 CONF = Path(__file__).resolve().parents[2] / "conf"
-FIELDS = fields_by_key()
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 
@@ -47,14 +34,16 @@ def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def suggest(key: str) -> str:
     """What a mistyped key may have meant."""
-    near = difflib.get_close_matches(key, [*FIELDS, *GROUPS], n=3, cutoff=0.6)
+    known = [*FIELDS, *GROUPS]
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.9)
+    near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else "`python sweep.py --help` lists the keys"
 
 
 def bad_values(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """(key, what is wrong with its value and what would do), for every key out of its bounds."""
     for key, field in FIELDS.items():
-        value = _value_at(config, key)
+        value = value_at(config, key)
         if problem := bad_value(field, value):
             yield key, problem
     yield from _relations(config)
@@ -91,6 +80,13 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
         yield "optimizer.betas", f"{list(config.optimizer.betas)} are not two numbers from 0 to below 1"
     if config.lr.warmup not in ("steps", "samples") and not config.lr.warmup.isdigit():
         yield "lr.warmup", f"{config.lr.warmup!r} is not steps, samples or a whole number of steps"
+    if block_interval(config.activation_checkpointing) is None:
+        yield (
+            "activation_checkpointing",
+            (f"{config.activation_checkpointing!r} is not none, full, or a whole number k: every k-th block"),
+        )
+    if config.lr.schedule != "constant" and config.lr.total_steps is None:
+        yield "lr.total_steps", f"is not set; lr.schedule={config.lr.schedule} decays until that step"
     if config.model.family == "hf" and not config.model.path:
         yield "model.path", "is not set; model=hf needs model.path=DIR, a directory with config.json"
     if config.data.kind == "text" and not config.data.path:
@@ -105,10 +101,3 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
 
 def _is_name(text: str) -> bool:
     return all(char.isalnum() or char in "._-" for char in text)
-
-
-def _value_at(config: SweepConfig, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value

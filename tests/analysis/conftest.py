@@ -10,8 +10,10 @@ import pytest
 
 from tests.examples import a_measurement, a_study_record, a_trial
 from train_entry.contract import (
+    Advice,
     Failure,
     FailureKind,
+    Reason,
     State,
     StepMetrics,
     StudyDir,
@@ -19,6 +21,11 @@ from train_entry.contract import (
     dump,
     write_atomic,
 )
+
+
+def an_advice(overrides: Sequence[str], then: str) -> Advice:
+    key, _, value = then.partition("=")
+    return Advice(remedy="a_remedy", changes={key: value}, why="3 GiB less", overrides=(*overrides, then))
 
 
 class StudyBuilder:
@@ -42,6 +49,16 @@ class StudyBuilder:
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
         self.trial(number, state, outcome=Failure(kind=kind, message=message), attempts=1)
+
+    def rejected(self, number: int, *texts: str) -> None:
+        reasons = tuple(Reason(rule="a_rule", text=text) for text in texts)
+        self.trial(number, State.REJECTED, plan=None, reasons=reasons)
+
+    def out_of_memory(self, number: int, *overrides: str, then: str | None = None) -> None:
+        """`then` is the override that is advised on top."""
+        advice = None if then is None else an_advice(overrides, then)
+        outcome = Failure(kind=FailureKind.GPU_OOM, message="full")
+        self.trial(number, State.INFEASIBLE, outcome=outcome, attempts=1, overrides=overrides, advice=advice)
 
     def losses(
         self, number: int, losses: Sequence[float], *, tokens_per_step: int = 1000, attempt: int = 1

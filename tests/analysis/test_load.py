@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.load import StudyUnreadable, load_study
-from train_entry.contract import FailureKind, Origin, State, StudyDir
+from train_entry.contract import FailureKind, Origin, Reason, State, StudyDir
 
 if TYPE_CHECKING:
     from tests.analysis.conftest import StudyBuilder
@@ -147,10 +147,11 @@ def test_trials_are_in_the_order_of_their_numbers_beyond_four_digits(built: Stud
 
 
 def test_a_rejected_trial_keeps_its_reasons_and_the_strategy_that_was_asked(built: StudyBuilder) -> None:
-    built.trial(0, State.REJECTED, plan=None, reasons=("8 is not a multiple of 3",))
+    built.rejected(0, "8 is not a multiple of 3")
     built.failed(1, FailureKind.CRASHED, "boom")
     rejected, failed = load_study(built.directory).rows
-    assert (rejected.strategy, rejected.reasons) == ("zero2", ("8 is not a multiple of 3",))
+    a_reason = Reason(rule="a_rule", text="8 is not a multiple of 3")
+    assert (rejected.strategy, rejected.reasons) == ("zero2", (a_reason,))
     assert failed.failure is not None
     assert (failed.failure.kind, failed.failure.message) == (FailureKind.CRASHED, "boom")
 

@@ -120,7 +120,7 @@ def test_a_timing_taken_beside_another_trial_is_marked(built: StudyBuilder) -> N
 def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: StudyBuilder) -> None:
     built.measured(0)
     built.losses(0, [4.0] * 8)
-    built.trial(1, State.REJECTED, plan=None, reasons=("no",))
+    built.rejected(1, "no")
     built.measured(2, tokens=9000)
     text = shown(built)
     assert "loss at 8,000 tokens" in text
@@ -129,8 +129,8 @@ def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: 
 
 
 def test_rejections_are_grouped_and_failures_told_one_by_one(built: StudyBuilder) -> None:
-    built.trial(0, State.REJECTED, plan=None, reasons=("[8] is not divided by 3", "no such stage"))
-    built.trial(1, State.REJECTED, plan=None, reasons=("[8] is not divided by 3",))
+    built.rejected(0, "[8] is not divided by 3", "no such stage")
+    built.rejected(1, "[8] is not divided by 3")
     built.failed(2, FailureKind.CRASHED, "first line\nsecond \x1b[31mline")
     lines = shown(built).splitlines()
     assert "rejected (2): [8] is not divided by 3" in lines
@@ -139,7 +139,7 @@ def test_rejections_are_grouped_and_failures_told_one_by_one(built: StudyBuilder
 
 
 def test_rejected_trials_are_in_the_table_only_when_everything_is_asked_for(built: StudyBuilder) -> None:
-    built.trial(5, State.REJECTED, plan=None, reasons=("no",))
+    built.rejected(5, "no")
     assert "0005" not in shown(built)
     assert "not shown: 1 of 1 trials" in shown(built)
     assert "0005" in shown(built, everything=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sweeps.cluster.base import JobHandle
 from sweeps.config.compose import Composer
-from sweeps.config.grammar import read_request
+from sweeps.config.grammar import read_request, without_idle
 from sweeps.ledger import Ledger
 from sweeps.limits import Limits, StopReason
 from sweeps.loop import StudyLoop
@@ -69,10 +69,12 @@ class Bench:
         config = request.composer.compose()
         self.cluster = self.cluster.restarted()
         ledger = self.ledger()
+        planner = Planner(request.composer, self.model, self.cluster.machine, "mine")
+        request = without_idle(request, planner.matters)
         loop = StudyLoop(
             study=self.record(),
-            planner=Planner(request.composer, self.model, self.cluster.machine, "mine"),
-            searcher=Searcher(request.space, config.search, told=len(ledger.trials)),
+            planner=planner,
+            searcher=Searcher(request.space, config.search, len(ledger.trials), planner.matters),
             cluster=self.cluster,
             ledger=ledger,
             observer=self.heard,

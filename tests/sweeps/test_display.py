@@ -18,7 +18,7 @@ from sweeps.display import (
     make_display,
 )
 from tests.examples import a_measurement, a_study_record, a_trial
-from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, Phase, State, Trial
+from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, Phase, Reason, State, Trial
 
 STUDY = a_study_record()
 NONE_YET = Progress(launched=0, elapsed_s=0.0)
@@ -93,7 +93,12 @@ def test_a_slower_trial_is_not_called_best() -> None:
 def test_failures_and_rejections_say_why_without_control_characters() -> None:
     display, stream = plain()
     failure = Failure(kind=FailureKind.GPU_OOM, message="rank 1:\n\x1b[31mfull\r")
-    rejected = trial(2, State.REJECTED, plan=None, reasons=("a is odd", "b is even"))
+    rejected = trial(
+        2,
+        State.REJECTED,
+        plan=None,
+        reasons=(Reason(rule="a", text="a is odd"), Reason(rule="b", text="b is even")),
+    )
     reused = trial(3, State.REUSED, reused_from=0)
     display.update([trial(1, State.INFEASIBLE, outcome=failure), rejected, reused], NONE_YET)
     assert stream.getvalue().splitlines() == [

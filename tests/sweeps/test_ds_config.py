@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from sweeps.config.compose import Composer
 from sweeps.ds_config import deepspeed_config, ds_config_text
+from sweeps.machine import Machine, Nvme
+from sweeps.models import model_shape
+from sweeps.plan import resolve
 from tests.examples import a_plan
-from train_entry.contract import Engine, Precision
+from train_entry.contract import Engine, Plan, Precision
 
-GOLDEN = Path(__file__).resolve().parents[1] / "data" / "ds_config"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "data" / "ds_config"
 CASES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": {"stage": 0}, "precision": Precision.FP32},
     "zero1": {"zero": {"stage": 1, "reduce_bucket_size": 50_000_000}, "warmup_steps": 10},
@@ -27,6 +32,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "zero3_fp16": {"zero": {"stage": 3, "contiguous_gradients": False}, "precision": Precision.FP16},
 }
+PRESETS = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml") if path.stem != "ddp")
+# Two cards, and eight for the experiment: what its name says.
+MACHINE = Machine(
+    device="cuda",
+    nodes=1,
+    ranks_per_node=8,
+    nvme=Nvme(path="/scratch", free_bytes=10**13),
+    has_libaio=True,
+)
 # DeepSpeed checks the batches against the number of ranks, of which this process is the only one.
 READ = """
 import json, sys, warnings
@@ -34,12 +48,17 @@ warnings.simplefilter("ignore")
 from deepspeed.runtime.config import DeepSpeedConfig
 for path in sys.argv[1:]:
     document = json.load(open(path))
-    document["train_batch_size"] //= 2
+    document["train_batch_size"] = (
+        document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
+    )
     config = DeepSpeedConfig(document)
+    zero = config.zero_config
+    offload = [part and part.model_dump(mode="json")["device"]
+               for part in (zero.offload_optimizer, zero.offload_param)]
     print("read", config.zero_optimization_stage, config.gradient_accumulation_steps,
           config.float16_config.enabled, config.bfloat16_config.enabled, config.optimizer_name.lower(),
-          config.scheduler_name, config.gradient_clipping, config.zero_config.reduce_bucket_size,
-          config.zero_config.overlap_comm)
+          config.scheduler_name, config.gradient_clipping, zero.reduce_bucket_size, zero.overlap_comm,
+          *offload)
 """
 
 
@@ -49,8 +68,47 @@ def test_a_plan_gives_the_document_that_was_reviewed(name: str) -> None:
     assert ds_config_text(a_plan(**CASES[name])) == expected
 
 
+def composed(composer: Composer, *overrides: str) -> Plan:
+    config = composer.with_fixed(overrides).compose()
+    plan = resolve(config, model_shape(config.model), MACHINE)
+    assert isinstance(plan, Plan), plan.texts
+    return plan
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_strategy_gives_the_document_that_was_reviewed(composer: Composer, name: str) -> None:
+    plan = composed(composer, f"strategy={name}", "model=llama_160m", "ranks=2", "cluster.nvme_path=/scratch")
+    assert ds_config_text(plan) == (GOLDEN / "strategy" / f"{name}.json").read_text()
+    assert plan.strategy == name
+
+
+def test_the_article_template_for_eight_gpus_comes_out_field_by_field(composer: Composer) -> None:
+    plan = composed(composer, "experiment=article_7b_8gpu")
+    assert ds_config_text(plan) == (GOLDEN / "experiment" / "article_7b_8gpu.json").read_text()
+    document = deepspeed_config(plan)
+    assert document["train_batch_size"] == 512 == 4 * 16 * 8
+    assert (document["train_micro_batch_size_per_gpu"], document["gradient_accumulation_steps"]) == (4, 16)
+    assert (document["optimizer"]["type"], document["optimizer"]["params"]["lr"]) == ("AdamW", 3e-4)
+    assert document["scheduler"] == {
+        "type": "WarmupLR",
+        "params": {
+            "warmup_min_lr": 1e-5,
+            "warmup_max_lr": 3e-4,
+            "warmup_num_steps": 1000,
+            "warmup_type": "linear",
+        },
+    }
+    assert (document["fp16"]["enabled"], document["fp16"]["loss_scale"]) == (True, 0)
+    zero = document["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (2, "cpu")
+    assert (zero["overlap_comm"], zero["contiguous_gradients"]) == (True, True)
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 5e8
+    assert document["gradient_clipping"] == 1.0
+
+
 def test_every_reviewed_document_has_its_plan() -> None:
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(CASES)
+    assert [path.stem for path in sorted((GOLDEN / "strategy").glob("*.json"))] == PRESETS
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,14 +145,23 @@ def test_ddp_has_no_document() -> None:
 
 @pytest.mark.slow
 def test_deepspeed_reads_the_documents_as_they_are_meant() -> None:
-    paths = [str(GOLDEN / f"{name}.json") for name in CASES]
-    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True, timeout=280)
+    paths = [*(GOLDEN / f"{name}.json" for name in CASES), *sorted(GOLDEN.glob("*/*.json"))]
+    command = [sys.executable, "-c", READ, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     lines = [line for line in done.stdout.splitlines() if line.startswith("read ")]
     assert lines == [
-        "read 0 4 False False adamw None 1.0 500000000 False",
-        "read 1 4 False True adamw WarmupLR 1.0 50000000 False",
-        "read 2 8 False True adamw None 1.0 500000000 True",
-        "read 3 4 False True adamw WarmupLR 0.0 500000000 True",
-        "read 2 4 False False sgd WarmupLR 1.0 500000000 False",
-        "read 3 4 True False adamw None 1.0 500000000 False",
+        "read 0 4 False False adamw None 1.0 500000000 False None None",
+        "read 1 4 False True adamw WarmupLR 1.0 50000000 False None None",
+        "read 2 8 False True adamw None 1.0 500000000 True None None",
+        "read 3 4 False True adamw WarmupLR 0.0 500000000 True None None",
+        "read 2 4 False False sgd WarmupLR 1.0 500000000 False None None",
+        "read 3 4 True False adamw None 1.0 500000000 False None None",
+        "read 2 16 True False adamw WarmupLR 1.0 500000000 True cpu None",  # the article's
+        "read 0 32 False True adamw None 1.0 500000000 False None None",
+        "read 1 32 False True adamw None 1.0 500000000 False None None",
+        "read 2 32 False True adamw None 1.0 500000000 False None None",
+        "read 2 32 False True adamw None 1.0 500000000 False cpu None",
+        "read 3 32 False True adamw None 1.0 500000000 True None None",
+        "read 3 32 False True adamw None 1.0 500000000 True nvme nvme",
+        "read 3 32 False True adamw None 1.0 500000000 True cpu cpu",
     ], done.stderr

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import pytest
+
 from sweeps.limits import StopReason
 from sweeps.machine import Machine
-from tests.sweeps.fake_cluster import crash, failing, lost, measured, oom
+from tests.sweeps.fake_cluster import Script, crash, failing, lost, measured, oom
 from tests.sweeps.loop_bench import FOUR_PLANS, NO_LIMIT, Bench
 from train_entry.contract import (
     AttemptKind,
@@ -71,7 +73,7 @@ def test_a_rejected_point_costs_no_launch_and_keeps_its_reasons(bench: Callable[
     assert study.start("micro_batch=3,5") is StopReason.EXHAUSTED
     assert study.states == [State.REJECTED] * 2
     assert study.cluster.launched == []
-    assert "micro_batch may be 1, 2, 4 or 8" in study.trials[0].reasons[0]
+    assert "micro_batch may be 1, 2, 4 or 8" in study.trials[0].reasons[0].text
 
 
 def test_out_of_memory_closes_a_trial_as_infeasible_and_the_study_goes_on(
@@ -110,6 +112,35 @@ def test_the_hours_count_only_while_trials_are_open(bench: Callable[..., Bench])
     assert len(study.trials) == 2
 
 
+# ---------------------------------------------------------------- advice
+
+
+def test_a_trial_that_ran_out_of_memory_is_closed_with_what_to_try_next(bench: Callable[..., Bench]) -> None:
+    study = bench({"zero1 x2": [oom]})
+    study.start("micro_batch=1,2", "search=grid", "space=none")
+    fits, full = study.trials
+    assert full.advice is not None
+    assert full.advice.changes == {"activation_checkpointing": "full"}
+    assert full.advice.overrides == (*full.overrides, "activation_checkpointing=full")
+    assert fits.advice is None
+
+
+def test_advice_builds_on_what_the_study_has_tried(bench: Callable[..., Bench]) -> None:
+    study = bench({"*": [oom]})
+    study.start("activation_checkpointing=full,none", "micro_batch=2", "search=grid", "space=none")
+    assert [dict(trial.advice.changes) for trial in study.trials if trial.advice] == [
+        {"micro_batch": 1},
+        {"activation_checkpointing": "full", "micro_batch": 1},
+    ]
+
+
+@pytest.mark.parametrize("script", [crash, failing(FailureKind.DIVERGED), lost])
+def test_other_failures_get_no_advice(bench: Callable[..., Bench], script: Script) -> None:
+    study = bench({"*": [script]})
+    study.start("micro_batch=2,2")
+    assert (study.states, study.trials[0].advice) == ([State.FAILED], None)
+
+
 # ---------------------------------------------------------------- lost ones
 
 
@@ -140,27 +171,29 @@ def test_the_cost_of_all_attempts_is_summed(bench: Callable[..., Bench]) -> None
 
 # ---------------------------------------------------------------- the same job
 
+SAME_JOB = "activation_checkpointing=1,full"  # every block, said twice
+
 
 def test_a_plan_that_would_run_the_same_job_shares_its_measurement(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [measured(70.0)]})
-    study.start("zero.allgather_bucket_size=1e6,1e7,1e8")
-    assert study.states == [State.MEASURED, State.REUSED, State.REUSED]
-    assert [trial.reused_from for trial in study.trials] == [None, 1, 1]
-    outcome = study.trials[2].outcome
+    study.start(SAME_JOB, "precision=auto,fp32")
+    assert study.states == [State.MEASURED, *[State.REUSED] * 3]
+    assert [trial.reused_from for trial in study.trials] == [None, 1, 1, 1]
+    outcome = study.trials[3].outcome
     assert isinstance(outcome, Measurement)
     assert (len(study.cluster.launched), outcome.tokens_per_s) == (1, 70.0)
 
 
 def test_a_twin_of_an_infeasible_trial_is_not_launched_either(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [oom]})
-    study.start("zero.allgather_bucket_size=1e6,1e7")
+    study.start(SAME_JOB)
     assert study.states == [State.INFEASIBLE, State.REUSED]
     assert len(study.cluster.launched) == 1
 
 
 def test_a_twin_of_a_running_trial_waits_for_it(bench: Callable[..., Bench]) -> None:
     study = bench(parallel=2)
-    study.start("ranks=1", "zero.allgather_bucket_size=1e6,1e7")
+    study.start("ranks=1", SAME_JOB)
     assert study.heard.states.index((2, State.QUEUED)) < study.heard.states.index((1, State.MEASURED))
     assert study.states == [State.MEASURED, State.REUSED]
     assert len(study.cluster.launched) == 1
@@ -168,7 +201,7 @@ def test_a_twin_of_a_running_trial_waits_for_it(bench: Callable[..., Bench]) -> 
 
 def test_a_twin_of_a_trial_that_came_to_nothing_is_launched_itself(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [crash]}, parallel=2)
-    study.start("ranks=1", "zero.allgather_bucket_size=1e6,1e7")
+    study.start("ranks=1", SAME_JOB)
     assert study.states == [State.FAILED, State.FAILED]
     assert [spec.trial for spec in study.cluster.launched] == [1, 2]
     assert study.trials[1].reused_from is None

@@ -44,11 +44,11 @@ def test_an_unreadable_study_does_not_hide_the_others(
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["broken", "mine"]
 
 
-@pytest.mark.parametrize("command", ["list", "cancel", "replay"])
+@pytest.mark.parametrize("command", [["list"], ["cancel"], ["replay"], ["advise", "4"]])
 def test_a_directory_without_a_study_is_one_line_and_status_2(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, str(tmp_path)]) == 2
+    assert main([*command[:1], str(tmp_path), *command[1:]]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert str(tmp_path) in error

@@ -3,66 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sweeps.config.fields import with_value
 from sweeps.config.schema import DataConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Gpu, Machine
-from sweeps.plan import Rejection, data_spec, fingerprint, resolve, resolve_precision, scaled_lr, warmup_steps
+from sweeps.plan import Rejection, data_spec, fingerprint, lr_factor, resolve, resolve_precision, warmup_steps
 from tests.examples import a_plan
-from train_entry.contract import Checkpointing, DataSpec, Engine, ModelShape, OptimizerPlan, Plan, Precision
+from train_entry.contract import DataSpec, ModelShape, OptimizerPlan, Plan, Schedule, SchedulePlan
 
 DATA = DataSpec(kind="synthetic")
 GPUS = Machine(
     device="cuda", nodes=1, ranks_per_node=1, gpus=(Gpu(index=0, uuid="GPU-1", name="H200", memory_bytes=1),)
 )
 
-# Each field of a plan, changed such that another job runs.
-PLAN_CHANGES: dict[str, Any] = {
-    "engine": Engine.DDP,
-    "ranks": 4,
-    "tensor": 2,
-    "pipeline": 2,
-    "micro_batch": 8,
-    "global_batch": 64,
-    "seq_len": 64,
-    "precision": Precision.FP32,
-    "activation_checkpointing": Checkpointing.FULL,
-    "gradient_clipping": 0.0,
-    "warmup_steps": 10,
-    "seed": 1,
-}
-OPTIMIZER_CHANGES: dict[str, Any] = {
-    "name": "sgd",
-    "lr": 1e-3,
-    "weight_decay": 0.0,
-    "beta1": 0.8,
-    "beta2": 0.99,
-    "eps": 1e-6,
-    "momentum": 0.9,
-    "fused": True,
-}
-ZERO_CHANGES: dict[str, Any] = {
-    "stage": 1,
-    "reduce_bucket_size": 50_000_000,
-    "overlap_comm": True,
-    "contiguous_gradients": False,
-}
+Leaf = tuple[str, ...]  # names of fields, from the plan down
+
+
+def leaves(record: Any, above: Leaf = ()) -> list[Leaf]:
+    """Every number, word and switch of a plan."""
+    found: list[Leaf] = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        path = (*above, field.name)
+        found += leaves(value, path) if dataclasses.is_dataclass(value) else [path]
+    return found
+
+
+def another(value: Any) -> Any:
+    """A value of the same kind that is not this one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, StrEnum):
+        return next(member for member in type(value) if member is not value)
+    return f"{value}x" if isinstance(value, str) else (value or 0) + 1
+
+
+def changed(record: Any, path: Leaf) -> Any:
+    """The record with one leaf replaced by another value."""
+    name, *below = path
+    value = getattr(record, name)
+    return dataclasses.replace(record, **{name: changed(value, tuple(below)) if below else another(value)})
+
+
+LEAVES = [path for path in leaves(a_plan()) if path != ("zero", "allgather_bucket_size")]
 
 
 def plan_of(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan:
     plan = resolve(config, model, machine)
-    assert not isinstance(plan, Rejection), plan.reasons
+    assert not isinstance(plan, Rejection), plan.texts
     return plan
-
-
-@pytest.fixture
-def identity(shape: ModelShape) -> Callable[..., str]:
-    """The fingerprint of the standard plan with changes."""
-    return lambda **changes: fingerprint(a_plan(**changes), shape, DATA)
 
 
 def test_a_plan_holds_what_its_configuration_says(shape: ModelShape, machine: Machine) -> None:
@@ -106,6 +100,11 @@ def test_automatic_precision_follows_the_machine(
     assert (resolve_precision(asked, machine), resolve_precision(asked, GPUS)) == (on_cpu, on_gpu)
 
 
+def test_a_card_without_bf16_takes_fp16_by_itself() -> None:
+    t4 = Gpu(index=0, uuid="GPU-1", name="Tesla T4", memory_bytes=1, capability=(7, 5))
+    assert resolve_precision("auto", dataclasses.replace(GPUS, gpus=(t4,))) == "fp16"
+
+
 def test_an_illegal_configuration_gives_all_reasons(shape: ModelShape, machine: Machine) -> None:
     rejection = resolve(SweepConfig(ranks=3, seq_len=1024, engine="ddp"), shape, machine)
     assert isinstance(rejection, Rejection)
@@ -118,8 +117,8 @@ def test_an_illegal_configuration_gives_all_reasons(shape: ModelShape, machine: 
 @pytest.mark.parametrize(("rule", "factor"), [("sqrt", 4.0), ("linear", 16.0), ("none", 1.0)])
 def test_sixteen_times_the_batch_changes_the_rate_by_the_rule(rule: str, factor: float) -> None:
     lr = LrConfig(rule=rule, base=3e-4, base_batch=32)
-    assert scaled_lr(lr, 512) == pytest.approx(3e-4 * factor)
-    assert scaled_lr(lr, 32) == 3e-4
+    assert lr_factor(lr, 512) == pytest.approx(factor)
+    assert lr_factor(lr, 32) == 1
 
 
 @pytest.mark.parametrize(
@@ -138,47 +137,70 @@ def test_warmup_keeps_steps_or_samples_or_a_number(
 def test_the_scaled_rate_is_in_the_plan(shape: ModelShape, machine: Machine) -> None:
     lr = LrConfig(rule="linear", base=0.1, base_batch=32, base_warmup=10, warmup="samples")
     plan = plan_of(SweepConfig(lr=lr, global_batch=64, seq_len=64), shape, machine)
-    assert (plan.optimizer.lr, plan.warmup_steps) == (0.2, 5)
+    assert (plan.optimizer.lr, plan.schedule.warmup_steps) == (0.2, 5)
+
+
+def test_the_ends_of_the_schedule_are_scaled_like_its_peak(shape: ModelShape, machine: Machine) -> None:
+    lr = LrConfig(base=0.1, base_batch=32, base_warmup=10, warmup_from=0.01, schedule="cosine", end=0.02)
+    plan = plan_of(
+        SweepConfig(lr=dataclasses.replace(lr, total_steps=90), global_batch=128, seq_len=64), shape, machine
+    )
+    assert plan.optimizer.lr == 0.2
+    assert plan.schedule == SchedulePlan(
+        kind=Schedule.COSINE, warmup_steps=10, warmup_from=0.02, total_steps=90, end=0.04
+    )
 
 
 # ---------------------------------------------------------------- identity
 
 
-def test_the_fingerprint_table_covers_every_field() -> None:
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_everything_in_a_plan_is_part_of_its_identity(shape: ModelShape, path: Leaf) -> None:
     plan = a_plan()
-    assert {field.name for field in dataclasses.fields(plan)} == {*PLAN_CHANGES, "optimizer", "zero"}
-    assert {field.name for field in dataclasses.fields(plan.optimizer)} == set(OPTIMIZER_CHANGES)
-    assert {field.name for field in dataclasses.fields(plan.zero)} == {*ZERO_CHANGES, "allgather_bucket_size"}
-
-
-@pytest.mark.parametrize("name", PLAN_CHANGES)
-def test_every_field_of_a_plan_is_part_of_its_identity(identity: Callable[..., str], name: str) -> None:
-    assert identity(**{name: PLAN_CHANGES[name]}) != identity()
-
-
-@pytest.mark.parametrize("name", OPTIMIZER_CHANGES)
-def test_every_field_of_the_optimizer_is_part_of_it(identity: Callable[..., str], name: str) -> None:
-    assert identity(optimizer={name: OPTIMIZER_CHANGES[name]}) != identity()
-
-
-@pytest.mark.parametrize("name", ZERO_CHANGES)
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_zero_reads_is_part_of_it(identity: Callable[..., str], stage: int, name: str) -> None:
-    changed = {"stage": stage, name: {**ZERO_CHANGES, "stage": stage % 3 + 1}[name]}
-    assert identity(zero=changed) != identity(zero={"stage": stage})
+    assert fingerprint(changed(plan, path), shape, DATA) != fingerprint(plan, shape, DATA)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_allgather_bucket_never_is(identity: Callable[..., str], stage: int) -> None:
-    zero = {"stage": stage}
-    assert identity(zero=zero) == identity(zero={**zero, "allgather_bucket_size": 1})
+def test_the_allgather_bucket_never_is(shape: ModelShape, stage: int) -> None:
+    plan = a_plan(zero={"stage": stage})
+    other = changed(plan, ("zero", "allgather_bucket_size"))
+    assert fingerprint(other, shape, DATA) == fingerprint(plan, shape, DATA)
 
 
-@pytest.mark.parametrize("name", ["reduce_bucket_size", "overlap_comm", "contiguous_gradients"])
-@pytest.mark.parametrize("engine", [Engine.DDP, Engine.DEEPSPEED])
-def test_without_zero_its_knobs_are_not(identity: Callable[..., str], engine: Engine, name: str) -> None:
-    changed = {"stage": 0, name: ZERO_CHANGES[name]}
-    assert identity(engine=engine, zero=changed) == identity(engine=engine, zero={"stage": 0})
+@pytest.mark.parametrize(
+    ("strategy", "idle"),
+    [
+        (
+            {"engine": "ddp"},
+            {"zero.reduce_bucket_size": 5e7, "zero.overlap_comm": True, "aio.queue_depth": 64},
+        ),
+        ({"zero.stage": 0}, {"zero.contiguous_gradients": False, "grad_accum_dtype": "fp32"}),
+        (
+            {"zero.stage": 2},
+            {"zero.prefetch_bucket_size": 1e6, "zero.sub_group_size": 1e6, "offload.ratio": 0.5},
+        ),
+        (
+            {"zero.stage": 3},
+            {"zero.round_robin_gradients": True, "ddp.bucket_cap_mb": 50, "fp16.hysteresis": 4},
+        ),
+        (
+            {"zero.stage": 1},
+            {"allocator.expandable_segments": True, "lr.end": 1e-5, "optimizer.momentum": 0.5},
+        ),
+        ({"zero.stage": 2, "zero.offload_optimizer": "cpu"}, {"optimizer.implementation": "torch_fused"}),
+    ],
+    ids=["ddp", "zero0", "zero2", "zero3", "zero1", "zero2_offload"],
+)
+def test_knobs_without_effect_make_no_other_plan(
+    shape: ModelShape, machine: Machine, strategy: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    config = SweepConfig(seq_len=64)
+    for key, value in strategy.items():
+        config = with_value(config, key, value)
+    other = config
+    for key, value in idle.items():
+        other = with_value(other, key, value)
+    assert plan_of(other, shape, machine) == plan_of(config, shape, machine)
 
 
 def test_model_and_data_are_part_of_the_identity(shape: ModelShape) -> None:

@@ -10,7 +10,8 @@ import pytest
 from sweeps.config.schema import DataConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Gpu, Machine
 from sweeps.plan import Rejection, resolve
-from sweeps.rules import RULES, divisors
+from sweeps.rules import RULES, Rule
+from sweeps.rules.base import divisors
 from train_entry.contract import ModelShape
 
 GPUS = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1) for index in range(8))
@@ -23,7 +24,7 @@ def config(**changes: Any) -> SweepConfig:
 
 def reasons(config: SweepConfig, model: ModelShape, machine: Machine) -> tuple[str, ...]:
     resolved = resolve(config, model, machine)
-    return resolved.reasons if isinstance(resolved, Rejection) else ()
+    return resolved.texts if isinstance(resolved, Rejection) else ()
 
 
 def test_the_legal_configuration_breaks_no_rule(shape: ModelShape, machine: Machine) -> None:
@@ -134,7 +135,13 @@ def test_a_long_list_of_micro_batches_is_shortened(shape: ModelShape, machine: M
 
 
 def test_every_rule_has_a_name_of_its_own() -> None:
-    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_says_why_and_where_that_is_known_from(rule: Rule) -> None:
+    assert rule.explanation.endswith(".")
+    assert len(rule.source) > 10
 
 
 def test_divisors_are_all_divisors() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
+
 import pytest
 
 from sweeps.space import Choices, Dimension, Interval, SearchSpace, powers_of_two
@@ -17,9 +20,9 @@ BUCKET = Dimension(
 
 
 def test_the_size_of_a_space_is_the_product_of_its_choices() -> None:
-    assert SearchSpace(dimensions=(STRATEGY, MICRO_BATCH)).size == 6
-    assert SearchSpace(dimensions=()).size == 1
-    assert SearchSpace(dimensions=(STRATEGY, BUCKET)).size is None
+    assert SearchSpace(dimensions=(STRATEGY, MICRO_BATCH)).size() == 6
+    assert SearchSpace(dimensions=()).size() == 1
+    assert SearchSpace(dimensions=(STRATEGY, BUCKET)).size() is None
 
 
 def test_points_go_through_the_last_dimension_fastest() -> None:
@@ -80,7 +83,7 @@ def test_without_digits_a_value_stays_as_it_is() -> None:
 
 def test_a_point_is_snapped_knob_by_knob() -> None:
     space = SearchSpace(dimensions=(STRATEGY, BUCKET))
-    point = space.snap({"strategy": "ddp", "zero.reduce_bucket_size": 123_456_789})
+    point = space.reduce({"strategy": "ddp", "zero.reduce_bucket_size": 123_456_789})
     assert point == {"strategy": "ddp", "zero.reduce_bucket_size": 120_000_000}
 
 
@@ -90,3 +93,90 @@ def test_a_point_is_snapped_knob_by_knob() -> None:
 )
 def test_powers_of_two_within_bounds(low: float, high: float, expected: tuple[int, ...]) -> None:
     assert powers_of_two(low, high) == expected
+
+
+# ---------------------------------------------------------------- knobs that matter here and there
+
+PREFETCH = Dimension(key="zero.prefetch_bucket_size", text="1,2", range=Choices(values=(1, 2)))
+OFFLOAD = Dimension(key="zero.offload_optimizer", text="none,cpu", range=Choices(values=("none", "cpu")))
+PINNED = Dimension(key="offload.pin_memory", text="true,false", range=Choices(values=(True, False)))
+
+
+def matters(key: str, point: Mapping[str, Scalar]) -> bool:
+    """As in a small ZeRO: ddp neither prefetches nor offloads, and only what is offloaded is pinned."""
+    if key in (PREFETCH.key, OFFLOAD.key):
+        return point["strategy"] != "ddp"
+    return key != PINNED.key or point.get(OFFLOAD.key) == "cpu"
+
+
+CONDITIONAL = SearchSpace(dimensions=(PINNED, PREFETCH, STRATEGY, OFFLOAD))
+
+
+def test_a_knob_is_in_a_point_only_where_it_matters() -> None:
+    points = list(SearchSpace(dimensions=(STRATEGY, PREFETCH)).points(matters))
+    assert points == [
+        {"strategy": "ddp"},
+        {"strategy": "zero1", "zero.prefetch_bucket_size": 1},
+        {"strategy": "zero1", "zero.prefetch_bucket_size": 2},
+    ]
+
+
+def test_each_point_is_listed_once_and_counted_once() -> None:
+    points = [tuple(point.items()) for point in CONDITIONAL.points(matters)]
+    assert len(set(points)) == len(points) == CONDITIONAL.size(matters) == 1 + 2 * (1 + 2)
+
+
+def test_what_decides_is_settled_first_but_a_point_reads_as_written() -> None:
+    longest = max(CONDITIONAL.points(matters), key=len)
+    assert list(longest) == [dimension.key for dimension in CONDITIONAL.dimensions]
+
+
+def test_without_conditions_points_go_in_the_order_written() -> None:
+    first, second, *_ = SearchSpace(dimensions=(MICRO_BATCH, STRATEGY)).points(matters)
+    assert (first, second) == (
+        {"micro_batch": 1, "strategy": "ddp"},
+        {"micro_batch": 1, "strategy": "zero1"},
+    )
+
+
+def test_points_are_listed_lazily() -> None:
+    many = tuple(Dimension(key=f"knob{n}", text="", range=Choices(values=(1, 2, 3))) for n in range(60))
+    space = SearchSpace(dimensions=many)
+    assert set(next(space.points()).values()) == {1}
+
+
+def test_a_large_space_is_counted_without_listing_it() -> None:
+    steps = tuple(range(1000))
+    plain = ("seed", "seq_len", "global_batch", "zero.prefetch_bucket_size")
+    wide = tuple(Dimension(key=key, text="", range=Choices(values=steps)) for key in plain)
+    assert SearchSpace(dimensions=(STRATEGY, *wide)).size(matters) == 1000**3 + 1000**4
+
+
+def test_a_random_point_holds_what_matters_in_it() -> None:
+    source = random.Random(0)
+    drawn = {tuple(CONDITIONAL.draw(source, matters).items()) for _ in range(200)}
+    assert drawn == {tuple(point.items()) for point in CONDITIONAL.points(matters)}
+
+
+def test_a_point_loses_what_does_not_matter_in_it() -> None:
+    idle: dict[str, Scalar] = {"strategy": "ddp", "zero.prefetch_bucket_size": 1, "elsewhere": 3}
+    assert CONDITIONAL.reduce(idle, matters) == {"strategy": "ddp"}
+
+
+def test_the_corners_of_an_interval_are_its_ends() -> None:
+    space = SearchSpace(dimensions=(STRATEGY, BUCKET))
+    corners = [point["zero.reduce_bucket_size"] for point in space.ends.points()]
+    assert corners == [5e7, 1e9] * 2
+
+
+def test_a_small_space_is_sampled_whole_and_a_large_one_in_part() -> None:
+    space = SearchSpace(dimensions=(STRATEGY, MICRO_BATCH))
+    assert space.sample(6, random.Random(0)) == list(space.points())
+    few = SearchSpace(dimensions=(STRATEGY, BUCKET)).sample(5, random.Random(0))
+    assert len({tuple(point.items()) for point in few}) == len(few) == 5
+
+
+def test_a_sample_is_the_same_by_the_same_seed() -> None:
+    space = SearchSpace(dimensions=(STRATEGY, BUCKET))
+    first, again, other = (space.sample(5, random.Random(seed)) for seed in (0, 0, 1))
+    assert first == again != other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -104,7 +105,7 @@ def test_an_infinite_space_gives_new_points_with_snapped_values(sampler: str) ->
         points.append(proposal.point)
         found.tell(proposal, good(proposal.point, value=float(str(proposal.point["bucket"])[:2])))
     assert len({key(point) for point in points}) == 12
-    assert [point for point in points if BUCKETS.snap(point) != point] == []
+    assert [point for point in points if BUCKETS.reduce(point) != point] == []
 
 
 @pytest.mark.parametrize("sampler", MODELS)
@@ -213,3 +214,95 @@ def test_a_space_of_few_snapped_values_ends() -> None:
     asked = [searcher.ask() for _ in range(7)]
     assert {proposal.point["ranks"] for proposal in asked if proposal is not None} == {10, 11, 12, 13, 14}
     assert asked[5:] == [None, None]
+
+
+# ---------------------------------------------------------------- knobs that matter here and there
+
+
+def matters(key: str, point: Mapping[str, Scalar]) -> bool:
+    """Only zero3 prefetches."""
+    return key != "zero.prefetch_bucket_size" or point["strategy"] == "zero3"
+
+
+# Written the wrong way round: what decides comes last.
+CONDITIONAL = SearchSpace(
+    dimensions=(choices("zero.prefetch_bucket_size", 1, 2, 3), choices("strategy", "ddp", "zero1", "zero3"))
+)
+CONDITIONAL_INTERVAL = SearchSpace(
+    dimensions=(
+        choices("strategy", "ddp", "zero3"),
+        choices("micro_batch", 1, 2, 4, 8),
+        Dimension(
+            key="zero.prefetch_bucket_size",
+            text="",
+            range=Interval(low=1e6, high=1e9, log=True, integral=True, digits=2),
+        ),
+    )
+)
+
+
+def conditional(space: SearchSpace = CONDITIONAL, **search: Any) -> Searcher:
+    return Searcher(space, SearchConfig(**{"startup_trials": 2, **search}), matters=matters)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_conditional_space_is_proposed_whole_and_then_ends(sampler: str) -> None:
+    found, points = conditional(sampler=sampler), []
+    while proposal := found.ask():
+        points.append(tuple(proposal.point.items()))
+        found.tell(proposal, good(proposal.point, value=float(len(points))))
+    expected = [tuple(point.items()) for point in CONDITIONAL.points(matters)]
+    assert sorted(points, key=str) == sorted(expected, key=str)
+    assert len(points) == 5
+
+
+@pytest.mark.parametrize("sampler", MODELS)
+def test_a_sampler_hears_of_the_knobs_that_matter_only(sampler: str) -> None:
+    found = conditional(CONDITIONAL_INTERVAL, sampler=sampler)
+    for number in range(12):
+        proposal = ask(found)
+        found.tell(proposal, good(proposal.point, value=float(number)))
+    heard = [("zero.prefetch_bucket_size" in trial.params, trial.params["strategy"]) for trial in told(found)]
+    assert set(heard) == {(False, "ddp"), (True, "zero3")}
+
+
+def test_tpe_learns_a_knob_that_only_some_trials_have() -> None:
+    """Prefetching little is best by far: later proposals prefetch less than the first ones."""
+    found = conditional(CONDITIONAL_INTERVAL, startup_trials=10)
+    sizes = []
+    for _ in range(50):
+        proposal = ask(found)
+        size = proposal.point.get("zero.prefetch_bucket_size")
+        found.tell(proposal, good(proposal.point, 0.0 if size is None else 1e9 / float(size)))
+        sizes += [] if size is None else [float(size)]
+    assert sorted(sizes[-10:])[5] < sorted(sizes[:10])[5]
+
+
+def test_a_point_with_an_idle_knob_is_known_without_it() -> None:
+    found = conditional()
+    found.remember(good({"strategy": "ddp", "zero.prefetch_bucket_size": 2}))
+    found.skip({"strategy": "zero1", "zero.prefetch_bucket_size": 3})
+    assert [trial.params for trial in told(found)] == [{"strategy": "ddp"}]
+    assert {ask(found).point["strategy"] for _ in range(3)} == {"zero3"}
+    assert found.ask() is None
+
+
+@pytest.mark.parametrize(
+    "point", [{"strategy": "ddp"}, {"zero.prefetch_bucket_size": 2, "strategy": "zero3"}]
+)
+def test_a_conditional_point_is_resumed_as_it_was(point: Point) -> None:
+    found = conditional()
+    proposal = found.resume(point)
+    found.tell(proposal, good(point))
+    assert proposal.point == point
+    assert set(told(found)[0].params) == set(point)
+
+
+def test_an_idle_knob_of_a_resumed_point_stays_on_record() -> None:
+    idle: Point = {"strategy": "ddp", "zero.prefetch_bucket_size": 2}
+    assert conditional().resume(idle).point == idle
+
+
+def test_a_space_is_finite_where_an_interval_is_not_in_it() -> None:
+    assert conditional().is_finite
+    assert not conditional(CONDITIONAL_INTERVAL).is_finite

@@ -12,6 +12,7 @@ from train_entry.contract import (
     Failure,
     FailureKind,
     Origin,
+    Reason,
     State,
     StepMetrics,
     StudyRecord,
@@ -53,7 +54,7 @@ def rejected(number: int) -> Trial:
         values={"tensor": 3},
         created_at=CREATED_AT,
         plan=None,
-        reasons=("tensor 3 does not divide 2 ranks",),
+        reasons=(Reason(rule="degrees_divide_ranks", text="tensor 3 does not divide 2 ranks"),),
         closed_at=CREATED_AT,
     )
 

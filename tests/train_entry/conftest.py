@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from train_entry.contract import (
     MeasureSpec,
     Plan,
     Precision,
+    RankMeasurement,
     RankOutcome,
     StepMetrics,
     TimeLimits,
@@ -37,6 +37,7 @@ from train_entry.contract import (
 
 ROOT = Path(__file__).parents[2]
 RANKS_MAY_TAKE_S = 150  # ten times what a quiet machine needs
+MATRIX_MAY_TAKE_S = 1500
 
 
 def tiny_plan(**changes: Any) -> Plan:
@@ -55,10 +56,12 @@ def tiny_plan(**changes: Any) -> Plan:
     return dataclasses.replace(plan, **changes)
 
 
-def tiny_spec(plan: Plan, **changes: Any) -> TrialSpec:
+def tiny_spec(plan: Plan, model: Mapping[str, Any] | None = None, **changes: Any) -> TrialSpec:
+    """`model` changes the model, everything else the spec."""
+    tiny = {"parameters": 0, "hidden": 32, "heads": 4, "ffn": 64, "positions": 64, "tied_embeddings": True}
     spec = a_trial_spec(
         plan=plan,
-        model=a_model(parameters=0, hidden=32, heads=4, ffn=64, positions=64, tied_embeddings=True),
+        model=a_model(**(tiny | dict(model or {}))),
         data=DataSpec(kind="stdlib", max_bytes=2**18),
         measure=MeasureSpec(warmup_steps=1, steps=3, split_steps=2),
         limits=TimeLimits(attempt_s=300, startup_silence_s=120, step_silence_s=60),
@@ -80,8 +83,8 @@ class Job:
     attempt: AttemptDir
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def wait(self) -> list[int]:
-        return [rank.wait(RANKS_MAY_TAKE_S) for rank in self.ranks]
+    def wait(self, limit_s: float = RANKS_MAY_TAKE_S) -> list[int]:
+        return [rank.wait(limit_s) for rank in self.ranks]
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -126,12 +129,34 @@ def plain_environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
+@dataclass
+class Trained:
+    """What became of many plans."""
+
+    job: Job
+    attempts: Mapping[str, AttemptDir]
+
+    def steps(self, name: str) -> list[StepMetrics]:
+        outcome = self.outcome(name, rank=0)
+        assert isinstance(outcome, RankMeasurement), outcome.evidence
+        return list(read_lines(self.attempts[name].metrics, StepMetrics))
+
+    def outcome(self, name: str, rank: int) -> RankOutcome:
+        return read_outcome(self.attempts[name], rank)
+
+    @property
+    def logs(self) -> str:
+        ends = [self.job.attempt.log(rank).read_text()[-2000:] for rank in range(len(self.job.ranks))]
+        return "\n\n".join(ends)
+
+
+def start_ranks(attempt: AttemptDir, ranks: int, *module: str) -> Job:
+    """Of a module and its arguments, else of the attempt."""
     job = Job(attempt)
     for rank in range(ranks):
         with attempt.log(rank).open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "train_entry", str(attempt.path)],
+                [sys.executable, "-P", "-m", *(module or ("train_entry", str(attempt.path)))],
                 env=rank_environment(rank, ranks, attempt),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -139,15 +164,6 @@ def start_ranks(attempt: AttemptDir, ranks: int) -> Job:
             )
         job.ranks.append(process)
     return job
-
-
-LOAD_CPU_OPS = """
-from train_entry.ops import CPU_OPS, prepare_extensions
-prepare_extensions()
-from deepspeed.accelerator import get_accelerator
-for builder in CPU_OPS.values():
-    get_accelerator().create_op_builder(builder).load()
-"""
 
 
 @pytest.fixture(scope="session")
@@ -158,8 +174,8 @@ def cpu_ops() -> None:
     which a rank would reach its time limit. One killed meanwhile leaves a lock that all later ones wait for,
     so this process is waited for and never killed.
     """
-    environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
-    assert subprocess.Popen([sys.executable, "-P", "-c", LOAD_CPU_OPS], env=environment).wait() == 0
+    command = [sys.executable, "-P", "-m", "train_entry.ops"]
+    assert subprocess.Popen(command, env=plain_environment()).wait() == 0
 
 
 @pytest.fixture(scope="session")
@@ -207,17 +223,23 @@ def run_module(cpu_ops: None) -> Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def oracle(launch: Callable[[TrialSpec], Job], tiny: Callable[..., TrialSpec]) -> Callable[..., Job]:
-    """Twenty steps of a ZeRO stage, or of ddp for None, on two ranks; run once a session."""
-    measure = MeasureSpec(warmup_steps=0, steps=20, split_steps=0, update_norms=True)
+def train_all(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Trained]]:
+    """Every spec, one after another in one process a rank: see matrix.py."""
+    jobs: list[Job] = []
 
-    @functools.cache
-    def finished(stage: int | None) -> Job:
-        job = launch(tiny(zero=stage, measure=measure))
-        assert job.wait() == [0, 0], job.attempt.log(0).read_text()
-        return job
+    def train(specs: Mapping[str, TrialSpec]) -> Trained:
+        root = tmp_path_factory.mktemp("matrix")
+        attempts = {name: write_attempt(root / name, spec) for name, spec in specs.items()}
+        ranks = next(iter(specs.values())).plan.ranks
+        paths = [str(attempt.path) for attempt in attempts.values()]
+        jobs.append(start_ranks(AttemptDir(root), ranks, "tests.train_entry.matrix", *paths))
+        trained = Trained(job=jobs[-1], attempts=attempts)
+        assert jobs[-1].wait(MATRIX_MAY_TAKE_S) == [0] * ranks, trained.logs
+        return trained
 
-    return finished
+    yield train
+    for job in jobs:
+        job.end()
 
 
 @pytest.fixture
@@ -243,8 +265,16 @@ def deepspeed_config_error() -> type[Exception]:
 
 
 @pytest.fixture(scope="session")
-def deepspeed_warmup() -> type:
-    return import_deepspeed("deepspeed.runtime.lr_schedules").WarmupLR  # type: ignore[no-any-return]
+def deepspeed_schedulers() -> Callable[[str], Any]:
+    """A scheduler's class by the name it has in DeepSpeed's configuration."""
+    schedules = import_deepspeed("deepspeed.runtime.lr_schedules")
+    return lambda name: getattr(schedules, name)
+
+
+@pytest.fixture(scope="session")
+def deepspeed_builder() -> Any:
+    """Of the operator that needs libaio."""
+    return import_deepspeed("deepspeed.ops.op_builder.cpu").AsyncIOBuilder
 
 
 def import_deepspeed(module: str) -> Any:

@@ -4,35 +4,17 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from train_entry.contract import OptimizerPlan, Precision, TrialSpec
-from train_entry.engine_ddp import DdpEngine, make_optimizer, warmup_lr
+from train_entry.contract import DdpPlan, LossScalePlan, OptimizerPlan, Precision, SchedulePlan, TrialSpec
+from train_entry.engine_ddp import DdpEngine, make_optimizer
 from train_entry.model import build_model
 
 PEAK_LR = 3e-4
 SGD = OptimizerPlan(name="sgd", lr=PEAK_LR, weight_decay=0.1, momentum=0.9)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 10])
-def test_warmup_equals_deepspeeds(steps: int, deepspeed_warmup: type) -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK_LR)
-    scheduler = deepspeed_warmup(
-        optimizer, warmup_max_lr=PEAK_LR, warmup_num_steps=steps, warmup_type="linear"
-    )
-    for updates in range(15):
-        assert warmup_lr(PEAK_LR, steps, updates) == optimizer.param_groups[0]["lr"]
-        scheduler.step()
-
-
-def test_the_first_two_updates_of_a_warmup_have_no_effect() -> None:
-    assert [warmup_lr(1.0, 4, updates) for updates in range(7)] == [0, 0, 0.25, 0.5, 0.75, 1, 1]
-
-
-def test_without_warmup_the_learning_rate_is_constant() -> None:
-    assert {warmup_lr(PEAK_LR, 0, updates) for updates in range(5)} == {PEAK_LR}
 
 
 def test_weight_decay_applies_to_all_parameters() -> None:
@@ -56,8 +38,9 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def open_alone(spec: TrialSpec, precision: Precision) -> DdpEngine:
-    plan = dataclasses.replace(spec.plan, ranks=1, micro_batch=4, warmup_steps=0, precision=precision)
+def open_alone(spec: TrialSpec, precision: Precision, **changes: Any) -> DdpEngine:
+    alone = {"ranks": 1, "micro_batch": 4, "schedule": SchedulePlan(), "precision": precision}
+    plan = dataclasses.replace(spec.plan, **{**alone, **changes})
     return DdpEngine(build_model(spec.model, plan, torch.device("cpu")), plan, torch.device("cpu"))
 
 
@@ -97,3 +80,34 @@ def test_the_gradient_norm_is_that_of_the_whole_batch_before_clipping(spec: Tria
     norm = fp32.grad_norm()
     assert norm is not None and norm > spec.plan.gradient_clipping
     assert fp16.grad_norm() == pytest.approx(norm, rel=0.01)  # unscaled
+
+
+OVERFLOWING = 2.0**40  # times any gradient is more than fp16 holds
+WARMUP = SchedulePlan(warmup_steps=2, warmup_from=1e-4)
+
+
+@pytest.mark.parametrize("loss_scale", [LossScalePlan(static=OVERFLOWING), LossScalePlan(initial_power=40)])
+@pytest.mark.usefixtures("alone")
+def test_an_overflow_leaves_weights_and_schedule_where_they_are(
+    spec: TrialSpec, loss_scale: LossScalePlan
+) -> None:
+    engine = open_alone(spec, Precision.FP16, loss_scale=loss_scale, schedule=WARMUP)
+    before = engine.parameters()
+    losses = train(engine, updates=3)
+    assert set(losses) == {losses[0]}
+    assert engine.lr() == WARMUP.warmup_from
+    assert all(torch.equal(old, new) for old, new in zip(before, engine.parameters(), strict=True))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_static_scale_that_fits_learns_as_a_dynamic_one_does(spec: TrialSpec) -> None:
+    static = open_alone(spec, Precision.FP16, loss_scale=LossScalePlan(static=256.0))
+    dynamic = open_alone(spec, Precision.FP16, loss_scale=LossScalePlan(initial_power=8))
+    assert train(static, updates=5) == train(dynamic, updates=5)
+
+
+@pytest.mark.usefixtures("alone")
+def test_buckets_are_as_the_plan_has_them(spec: TrialSpec) -> None:
+    engine = open_alone(spec, Precision.FP32, ddp=DdpPlan(bucket_cap_mib=3, gradient_as_bucket_view=True))
+    assert engine._model.bucket_bytes_cap == 3 * 2**20
+    assert engine._model.gradient_as_bucket_view

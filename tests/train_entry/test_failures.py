@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,6 +36,9 @@ def caught(function: object) -> BaseException:
         (RuntimeError("Timed out waiting 5000ms for recv"), Phase.STEPS, FailureKind.PEER_LOST),
         (RuntimeError("shapes do not match"), Phase.STEPS, FailureKind.CRASHED),
         (KeyError("x"), Phase.IMPORTS, FailureKind.CRASHED),
+        (NotImplementedError("unsupported mix of dtypes"), Phase.ENGINE, FailureKind.BAD_CONFIG),
+        (RuntimeError("Error building extension 'cpu_adam'"), Phase.ENGINE, FailureKind.CRASHED),
+        (OSError(28, "No space left on device"), Phase.ENGINE, FailureKind.CRASHED),
     ],
 )
 def test_an_exception_becomes_its_kind(error: BaseException, phase: Phase, kind: FailureKind) -> None:
@@ -55,3 +60,29 @@ def test_a_failure_has_one_line_and_the_whole_traceback() -> None:
     assert "\n" not in failure.message
     assert "torch.zeros(3)" in failure.evidence
     assert (failure.rank, failure.phase) == (1, Phase.STEPS)
+
+
+def test_pinned_memory_that_runs_out_is_the_hosts() -> None:
+    def pin_memory() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    assert kind_of(caught(pin_memory), Phase.ENGINE) is FailureKind.HOST_OOM
+
+
+def test_an_assertion_without_words_shows_its_line() -> None:
+    def swap_in() -> None:
+        assert sum([1]) == 2
+
+    with pytest.raises(AssertionError) as info:
+        swap_in()
+    info.value.args = ()  # pytest's own, which a rank does not have
+    failure = failure_from(info.value, rank=0, phase=Phase.STEPS)
+    assert failure.message == "AssertionError: assert sum([1]) == 2"
+
+
+def test_an_operator_that_cannot_be_compiled_here_is_a_bad_configuration(
+    deepspeed_builder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_builder, "is_compatible", lambda self, verbose: False)
+    error = caught(lambda: deepspeed_builder().jit_load())
+    assert kind_of(error, Phase.ENGINE) is FailureKind.BAD_CONFIG

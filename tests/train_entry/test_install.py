@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from train_entry import install, torch_choice
+from train_entry import install, ops, torch_choice
 from train_entry.install import Environment, main, missing_packages, only_one
 from train_entry.torch_choice import (
     TORCH_FOR_CUDA,
@@ -239,3 +239,38 @@ def test_a_terminated_step_takes_its_childrens_children_along(tmp_path: Path) ->
 def test_the_installer_imports_nothing_that_a_bare_python_lacks() -> None:
     bare = [sys.executable, "-I", "-S", str(install.ROOT / "train_entry" / "install.py"), "--help"]
     assert "--venv" in subprocess.run(bare, capture_output=True, text=True, check=True).stdout
+
+
+def a_python(environment: Environment, status: int) -> Environment:
+    """An environment whose interpreter does nothing but end."""
+    environment.python.parent.mkdir(parents=True)
+    write_program(environment.python, f"echo compiling; exit {status}")
+    return environment
+
+
+def test_on_gpus_a_failed_operator_is_one_line_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_python(Environment(tmp_path), status=1).compile_ops(gpus=True)
+    assert "the first trial that offloads its optimizer compiles it" in capsys.readouterr().out
+
+
+def test_on_cpus_a_failed_operator_fails_the_install(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="compiling"):
+        a_python(Environment(tmp_path), status=1).compile_ops(gpus=False)
+
+
+def test_what_is_left_out_is_said_on_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ops, "has_libaio", lambda: False)
+    a_python(Environment(tmp_path), status=0).compile_ops(gpus=False)
+    assert "async_io (for offload to NVMe) is left out; libaio is missing" in capsys.readouterr().out
+
+
+def test_compiling_takes_over_from_a_killed_install(tmp_path: Path) -> None:
+    lock = tmp_path / "torch_extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    a_python(Environment(tmp_path), status=0).compile_ops(gpus=False)
+    assert not lock.exists()

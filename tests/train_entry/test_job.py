@@ -15,7 +15,6 @@ import pytest
 
 from train_entry.contract import (
     AttemptDir,
-    Checkpointing,
     Failure,
     FailureKind,
     Heartbeat,
@@ -24,6 +23,7 @@ from train_entry.contract import (
     Phase,
     Precision,
     RankMeasurement,
+    SchedulePlan,
     TrialSpec,
     read_document,
 )
@@ -38,7 +38,7 @@ RunModule = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def half(launch: Launch, tiny: Tiny) -> Any:
     """ZeRO-2 in bf16 with activation checkpointing: one warm-up step, three timed, two taken apart."""
-    plan = {"precision": Precision.BF16, "activation_checkpointing": Checkpointing.FULL}
+    plan = {"precision": Precision.BF16, "checkpoint_every": 1}
     job = launch(tiny(zero=2, plan=plan))
     assert job.wait() == [0, 0], job.attempt.log(0).read_text()
     return job
@@ -129,7 +129,7 @@ def test_one_rank_needs_no_launcher_and_tells_divergence(
     attempt: Callable[[TrialSpec], AttemptDir], tiny: Tiny, run_module: RunModule
 ) -> None:
     optimizer = dataclasses.replace(tiny().plan.optimizer, lr=1e30)
-    directory = attempt(tiny(plan={"ranks": 1, "warmup_steps": 0, "optimizer": optimizer}))
+    directory = attempt(tiny(plan={"ranks": 1, "schedule": SchedulePlan(), "optimizer": optimizer}))
     assert run_module("train_entry", str(directory.path)).returncode == 1
     failure = read_document(directory.outcome(0), Failure)
     assert failure is not None

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from train_entry.contract import Checkpointing, ModelShape, TrialSpec
-from train_entry.model import build_model, config_of, count_parameters, parameters_of
+from train_entry.contract import Attention, ModelShape, Plan, TrialSpec
+from train_entry.model import build_model, config_of, count_parameters, parameters_of, recompute_blocks
 
 CPU = torch.device("cpu")
+BATCH = torch.arange(64).reshape(2, 32)
 
 
 @pytest.fixture(params=["llama", "gpt2"])
 def shape(request: pytest.FixtureRequest, spec: TrialSpec) -> ModelShape:
-    return dataclasses.replace(spec.model, family=request.param)
+    return dataclasses.replace(spec.model, family=request.param, layers=5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -33,26 +36,71 @@ def test_the_same_seed_gives_the_same_weights_whatever_came_before(
     assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
-# transformers 5.24 has a new name for it, and older 5.x know the old one only.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_checkpointing_runs_blocks_twice_and_changes_no_gradient(spec: TrialSpec, shape: ModelShape) -> None:
-    full = dataclasses.replace(spec.plan, activation_checkpointing=Checkpointing.FULL)
-    batch = torch.arange(64).reshape(2, 32)
-    models = [build_model(shape, plan, CPU) for plan in (spec.plan, full)]
-    calls = [count_calls_of_first_mlp(model) for model in models]
-    for model in models:
-        model(input_ids=batch, labels=batch).loss.backward()
-    assert [len(called) for called in calls] == [1, 2]
-    for plain, recomputed in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(plain.grad, recomputed.grad)
+def test_what_is_drawn_after_the_model_is_the_same_on_every_rank(spec: TrialSpec, shape: ModelShape) -> None:
+    build_model(shape, spec.plan, CPU)
+    drawn = torch.rand(3)
+    torch.manual_seed(spec.plan.seed)
+    assert torch.equal(torch.rand(3), drawn)
 
 
-def count_calls_of_first_mlp(model: torch.nn.Module) -> list[None]:
+@pytest.mark.parametrize(("every", "recomputed"), [(1, 5), (2, 3), (3, 2), (9, 1)])
+def test_every_kth_block_runs_twice_and_no_gradient_changes(
+    spec: TrialSpec, shape: ModelShape, every: int, recomputed: int
+) -> None:
+    plans = [dataclasses.replace(spec.plan, checkpoint_every=k) for k in (0, every)]
+    models = [build_model(shape, plan, CPU) for plan in plans]
+    calls = [count_calls_of_mlps(model) for model in models]
+    losses = [model(input_ids=BATCH, labels=BATCH).loss for model in models]
+    for loss in losses:
+        loss.backward()
+    assert [len(called) for called in calls] == [5, 5 + recomputed]
+    assert losses[0] == losses[1]
+    for plain, again in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(plain.grad, again.grad)
+
+
+def count_calls_of_mlps(model: torch.nn.Module) -> list[None]:
     """A list that grows by one at each call."""
     calls: list[None] = []
-    mlp = next(module for name, module in model.named_modules() if name.endswith(".mlp"))
-    mlp.register_forward_pre_hook(lambda *_: calls.append(None))
+    for name, module in model.named_modules():
+        if name.endswith(".mlp"):
+            module.register_forward_pre_hook(lambda *_: calls.append(None))
     return calls
+
+
+def test_a_model_without_blocks_cannot_recompute_them(spec: TrialSpec) -> None:
+    model = build_model(dataclasses.replace(spec.model, layers=0), spec.plan, CPU)
+    with pytest.raises(ValueError, match=r"checkpoint_every=2: .* llama has no blocks .* 0 leaves it off"):
+        recompute_blocks(model, 2)
+
+
+def with_attention(plan: Plan, attention: Attention) -> Plan:
+    return dataclasses.replace(plan, attention=attention)
+
+
+def test_attention_written_out_gives_the_same_loss(spec: TrialSpec, shape: ModelShape) -> None:
+    plans = [with_attention(spec.plan, attention) for attention in (Attention.SDPA, Attention.EAGER)]
+    models = [build_model(shape, plan, CPU) for plan in plans]
+    assert [model.config._attn_implementation for model in models] == ["sdpa", "eager"]
+    losses = [float(model(input_ids=BATCH, labels=BATCH).loss.detach()) for model in models]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_missing_flash_attention_is_one_clear_line(
+    spec: TrialSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train_entry.model.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^attention=flash_attention_2 needs the package flash-attn, .*$"):
+        build_model(spec.model, with_attention(spec.plan, Attention.FLASH), CPU)
+
+
+def test_what_transformers_has_against_an_attention_is_told(
+    spec: TrialSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train_entry.model.find_spec", lambda name: importlib.util.find_spec("torch"))
+    with pytest.raises(ValueError, match="attention=flash_attention_2: "), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build_model(spec.model, with_attention(spec.plan, Attention.FLASH), CPU)
 
 
 def test_a_model_in_a_directory_keeps_its_weights(spec: TrialSpec, shape: ModelShape, tmp_path: Path) -> None:
@@ -62,6 +110,15 @@ def test_a_model_in_a_directory_keeps_its_weights(spec: TrialSpec, shape: ModelS
     loaded = build_model(dataclasses.replace(shape, path=str(tmp_path)), other_seed, CPU)
     assert all(map(torch.equal, saved.parameters(), loaded.parameters()))
     assert loaded.training
+
+
+def test_a_directory_without_weights_gets_those_of_the_seed(
+    spec: TrialSpec, shape: ModelShape, tmp_path: Path
+) -> None:
+    config_of(shape).save_pretrained(tmp_path)
+    from_directory = build_model(dataclasses.replace(shape, path=str(tmp_path)), spec.plan, CPU)
+    from_shape = build_model(shape, spec.plan, CPU)
+    assert all(map(torch.equal, from_directory.parameters(), from_shape.parameters()))
 
 
 def test_an_unknown_family_without_a_directory_is_refused(spec: TrialSpec) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from train_entry.memory import meter_for
-from train_entry.rank import LaunchError, RankInfo, process_age_s
+from train_entry.rank import LaunchError, RankInfo, expand_segments, process_age_s
 
 ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 
@@ -38,3 +38,28 @@ def test_a_peak_in_host_memory_is_seen_in_its_phase() -> None:
     idle_bytes = meter.take().allocated_bytes
     torch.ones(25_000_000)  # 100 MB, freed at once
     assert meter.take().allocated_bytes > idle_bytes + 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "before", "after"),
+    [
+        ("2.13.0", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("2.7.0a0+nv25", {}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        (
+            "2.9.1+cu128",
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+        (
+            "2.8.0",
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+    ],
+)
+def test_expandable_segments_join_what_the_user_asks_of_the_allocator(
+    torch_version: str, before: dict[str, str], after: dict[str, str]
+) -> None:
+    environ = dict(before)
+    expand_segments(environ, torch_version)
+    assert environ == after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train_entry.contract.words import AttemptKind, Checkpointing, Engine, Precision
+from train_entry.contract.words import AttemptKind, Attention, Engine, Offload, Precision, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +37,76 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroPlan:
-    """DeepSpeed's zero_optimization section. Bucket sizes in elements, as DeepSpeed counts them."""
+    """DeepSpeed's zero_optimization section. Sizes in elements, as DeepSpeed counts them."""
 
     stage: int
-    reduce_bucket_size: int
-    allgather_bucket_size: int
-    overlap_comm: bool
-    contiguous_gradients: bool
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    # Stages 1 and 2.
+    use_multi_rank_bucket_allreduce: bool = True
+    round_robin_gradients: bool = False
+    # Stage 3.
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+    hpz_partition_size: int = 1  # ZeRO++: ranks that keep a second copy of the weights among themselves
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AioPlan:
+    """How libaio reads and writes what is offloaded to NVMe."""
+
+    block_size_bytes: int = 1_048_576
+    queue_depth: int = 8
+    threads: int = 1  # DeepSpeed's intra_op_parallelism
+    single_submit: bool = False
+    overlap_events: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadPlan:
+    """What ZeRO keeps off the device, and how it gets there and back."""
+
+    optimizer: Offload = Offload.NONE
+    param: Offload = Offload.NONE
+    ratio: float = 1.0  # share of the optimizer's states that is updated on the CPU
+    pin_memory: bool = True
+    max_in_cpu: int = 1_000_000_000  # param on NVMe: elements a rank keeps in host memory all the same
+    buffer_count: int = 5  # param on NVMe: buffers, of buffer_size elements each
+    buffer_size: int = 100_000_000
+    nvme_path: str | None = None
+    aio: AioPlan = AioPlan()
+
+    @property
+    def devices(self) -> frozenset[Offload]:
+        """Where anything is kept, the device itself aside."""
+        return frozenset((self.optimizer, self.param)) - {Offload.NONE}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DdpPlan:
+    """Arguments of torch's DistributedDataParallel."""
+
+    bucket_cap_mib: int = 25
+    gradient_as_bucket_view: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScalePlan:
+    """How fp16 keeps small gradients from vanishing."""
+
+    static: float = 0.0  # 0: dynamic, by the numbers below
+    initial_power: int = 16  # it begins at 2 to this power
+    window: int = 1000  # steps without overflow after which it doubles
+    hysteresis: int = 2  # overflows before it halves
+    minimum: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +122,22 @@ class OptimizerPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulePlan:
+    """The learning rate over the steps; its peak is the optimizer's `lr`."""
+
+    kind: Schedule = Schedule.CONSTANT
+    warmup_steps: int = 0  # 0: from the first step at the peak
+    warmup_from: float = 0.0  # the rate at which the warm-up begins
+    total_steps: int = 0  # linear and cosine: the step at which the decay has ended
+    end: float = 0.0  # cosine: the rate it ends at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Knobs resolved for a rank count: everything that changes what the ranks execute."""
+    """Knobs resolved for a rank count: everything that changes what the ranks execute.
+
+    A knob that has no effect on this plan stands at its default.
+    """
 
     engine: Engine
     ranks: int
@@ -70,12 +147,19 @@ class Plan:
     global_batch: int  # sequences per optimizer step, over all ranks
     seq_len: int
     precision: Precision
-    activation_checkpointing: Checkpointing
     gradient_clipping: float  # 0: none
     optimizer: OptimizerPlan
-    warmup_steps: int  # of the learning rate; 0: constant from the first step
     zero: ZeroPlan
     seed: int
+    grad_accum_dtype: Precision | None = None  # None: that of the forward and backward pass
+    loss_scale: LossScalePlan = LossScalePlan()
+    schedule: SchedulePlan = SchedulePlan()
+    offload: OffloadPlan = OffloadPlan()
+    ddp: DdpPlan = DdpPlan()
+    checkpoint_every: int = 0  # every k-th transformer block keeps its input only; 0: none, 1: all
+    attention: Attention = Attention.SDPA
+    compile: bool = False
+    expandable_segments: bool = False  # torch's CUDA allocator grows segments instead of adding others
 
     @property
     def data(self) -> int:
@@ -93,7 +177,11 @@ class Plan:
     @property
     def strategy(self) -> str:
         """The name tables use; derived from what runs, never from the preset that was asked."""
-        return "ddp" if self.engine is Engine.DDP else f"zero{self.zero.stage}"
+        if self.engine is Engine.DDP:
+            return "ddp"
+        devices = self.offload.devices
+        suffix = "_nvme" if Offload.NVME in devices else "_offload" if devices else ""
+        return f"zero{self.zero.stage}{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

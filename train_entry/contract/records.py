@@ -13,6 +13,25 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """A rule that a configuration breaks."""
+
+    rule: str  # its name
+    text: str  # one line: the numbers, and what would be legal
+    source: str = ""  # where it is written, or how it was seen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What to try after a trial that ran out of memory."""
+
+    remedy: str  # its name
+    changes: Mapping[str, Scalar]  # knobs and their new values
+    why: str  # one line
+    overrides: tuple[str, ...]  # `python sweep.py <overrides>` tries it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """trial.json: one configuration and all that is known of it."""
 
@@ -25,12 +44,13 @@ class Trial:
     plan: Plan | None = None  # None: rejected
     fingerprint: str | None = None
     outcome: Outcome | None = None
-    reasons: tuple[str, ...] = ()  # why rejected
+    reasons: tuple[Reason, ...] = ()  # why rejected
     reused_from: int | None = None
     parent: int | None = None
     attempts: int = 0
     lost: int = 0  # attempts that ended for no fault of the trial, and were followed by another
     measured_attempt: int | None = None  # the attempt that the outcome is of
+    advice: Advice | None = None  # after running out of memory
     check: Outcome | None = None  # of a longer run, at the study's number of tokens
     check_attempt: int | None = None
     shared: bool = False  # another trial ran on the same node meanwhile

@@ -55,6 +55,9 @@ class RankMeasurement:
     step_s: tuple[float, ...]  # every timed step
     split: StepSplit | None
     startup_s: float  # process start to the end of the first step
+    host_peak_bytes: int = (
+        0  # resident memory of the process, over all phases; 0: written before it was measured
+    )
 
     @property
     def peak(self) -> MemoryPeak:
@@ -85,6 +88,7 @@ class Measurement:
     tokens: int  # seen by the end
     startup_s: float
     ranks: tuple[RankMeasurement, ...]
+    host_peak_bytes: int = 0  # resident memory of a node's ranks together, the fullest node; 0: not measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

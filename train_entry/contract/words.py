@@ -20,11 +20,28 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
-class Checkpointing(StrEnum):
-    """Activation checkpointing: which activations are recomputed in the backward pass."""
+class Offload(StrEnum):
+    """Where states live that ZeRO moves off the device."""
 
     NONE = "none"
-    FULL = "full"  # every transformer block keeps its input only
+    CPU = "cpu"  # host memory
+    NVME = "nvme"  # files on a local disk, read and written through libaio
+
+
+class Attention(StrEnum):
+    """Which implementation of attention transformers uses."""
+
+    SDPA = "sdpa"  # torch's scaled_dot_product_attention, which picks a kernel
+    EAGER = "eager"  # written out: keeps the whole matrix of scores
+    FLASH = "flash_attention_2"  # the flash-attn package
+
+
+class Schedule(StrEnum):
+    """What the learning rate does after the warm-up."""
+
+    CONSTANT = "constant"  # DeepSpeed's WarmupLR
+    LINEAR = "linear"  # WarmupDecayLR
+    COSINE = "cosine"  # WarmupCosineLR
 
 
 class MemoryKind(StrEnum):

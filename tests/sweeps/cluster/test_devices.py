@@ -49,9 +49,9 @@ def test_without_gpus_nothing_is_visible() -> None:
 
 def test_a_cpu_machine_holds_a_rank_a_core() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert detect(ClusterConfig(device="cpu")) == Machine(
-        device="cpu", nodes=1, ranks_per_node=cores, cores=cores
-    )
+    machine = detect(ClusterConfig(device="cpu"))
+    assert (machine.device, machine.nodes, machine.ranks_per_node, machine.cores) == ("cpu", 1, cores, cores)
+    assert machine.nvme is None
 
 
 def test_ranks_of_a_cpu_node_can_be_said() -> None:

@@ -153,5 +153,5 @@ def test_a_point_with_an_unknown_knob_is_refused(composer: Composer) -> None:
 
 def test_an_unknown_experiment_lists_the_others(composer: Composer) -> None:
     assert problems(composer.with_fixed(["experiment=nightly"])) == (
-        "experiment=nightly: no such choice; there are quickstart",
+        "experiment=nightly: no such choice; there are article_7b_8gpu, quickstart",
     )

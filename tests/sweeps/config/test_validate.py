@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from sweeps.config.fields import FIELDS
 from sweeps.config.schema import STUDY_KEYS, SweepConfig
-from sweeps.config.validate import FIELDS, bad_value, bad_values, suggest, unknown_keys
+from sweeps.config.validate import bad_value, bad_values, suggest, unknown_keys
 
 
 def config(**groups: dict[str, Any]) -> SweepConfig:

@@ -1,40 +1,15 @@
-"""The ways a configuration makes no legal plan. One function each; all that are broken are reported at once.
-
-A rule gives its reason with the numbers, and what would be legal. It is checked before anything is launched,
-so a broken rule costs 0 GPU-seconds.
-"""
+"""Ranks, degrees, batches and sequences that do not go together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from sweeps.config.schema import SweepConfig
-from sweeps.machine import Machine
-from train_entry.contract import ModelShape
+from sweeps.rules.base import Draft, choices, divisors, rule
 
 BYTE_VALUES = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
-    """What is known before a plan exists."""
-
-    config: SweepConfig
-    model: ModelShape
-    machine: Machine
-    ranks: int
-    precision: str
-
-    @property
-    def data(self) -> int:
-        return max(1, self.ranks // (self.config.tensor * self.config.pipeline))
-
-
-Rule = Callable[[Draft], str | None]
-
-
+@rule(source="nvidia-smi, or the cores this process may use")
 def ranks_fit_the_cluster(draft: Draft) -> str | None:
+    """A rank takes a GPU, or a core, of its own."""
     machine = draft.machine
     if draft.ranks <= machine.capacity:
         return None
@@ -45,7 +20,9 @@ def ranks_fit_the_cluster(draft: Draft) -> str | None:
     )
 
 
+@rule(source="ranks = tensor x pipeline x data")
 def degrees_divide_ranks(draft: Draft) -> str | None:
+    """Every model copy has tensor x pipeline ranks."""
     degree = draft.config.tensor * draft.config.pipeline
     if draft.ranks % degree == 0:
         return None
@@ -54,6 +31,7 @@ def degrees_divide_ranks(draft: Draft) -> str | None:
     )
 
 
+@rule(source="deepspeed/runtime/config.py, _batch_assertion")
 def batches_divide(draft: Draft) -> str | None:
     """The batch triad: global_batch = micro_batch x accumulation x data degree."""
     config, data = draft.config, draft.data
@@ -65,21 +43,25 @@ def batches_divide(draft: Draft) -> str | None:
         near = max(data, round(config.global_batch / data) * data)
         way_out = f"no micro_batch would do; global_batch must be a multiple of {data}, such as {near}"
     else:
-        way_out = f"micro_batch may be {_listed(divisors(config.global_batch // data))}"
+        way_out = f"micro_batch may be {choices(divisors(config.global_batch // data))}"
     return (
         f"global_batch={config.global_batch} is not a multiple of micro_batch={config.micro_batch} "
         f"x data degree {data}; {way_out}"
     )
 
 
+@rule(source="transformers: max_position_embeddings")
 def sequence_fits_the_model(draft: Draft) -> str | None:
+    """Positions beyond the model's own were never meant."""
     if draft.config.seq_len <= draft.model.positions:
         return None
     model = draft.model
     return f"seq_len={draft.config.seq_len} is longer than the {model.positions} positions of {model.name}"
 
 
+@rule(source="an embedding has no row for other tokens")
 def bytes_fit_the_vocabulary(draft: Draft) -> str | None:
+    """Without a tokenizer, a token is a byte."""
     data = draft.config.data
     if data.kind == "synthetic" or data.tokenizer or draft.model.vocab >= BYTE_VALUES:
         return None
@@ -89,42 +71,10 @@ def bytes_fit_the_vocabulary(draft: Draft) -> str | None:
     )
 
 
-def ddp_shards_nothing(draft: Draft) -> str | None:
-    if draft.config.engine != "ddp" or draft.config.zero.stage == 0:
-        return None
-    return f"engine=ddp cannot shard, but zero.stage={draft.config.zero.stage}; engine=deepspeed can"
-
-
-def fp16_needs_a_zero_stage(draft: Draft) -> str | None:
-    """DeepSpeed 0.19 divides by a loss scale it never applied (its issue 8393): updates are far too small."""
-    config = draft.config
-    if config.engine != "deepspeed" or draft.precision != "fp16" or config.zero.stage > 0:
-        return None
-    return (
-        "precision=fp16 with zero.stage=0 trains wrongly in DeepSpeed 0.19: it divides gradients by a loss "
-        "scale that it never applied; zero.stage may be 1, 2 or 3"
-    )
-
-
-RULES: tuple[Rule, ...] = (
+RULES = (
     ranks_fit_the_cluster,
     degrees_divide_ranks,
     batches_divide,
     sequence_fits_the_model,
     bytes_fit_the_vocabulary,
-    ddp_shards_nothing,
-    fp16_needs_a_zero_stage,
 )
-
-
-def divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def _listed(numbers: list[int]) -> str:
-    shown = numbers if len(numbers) <= 12 else [*numbers[:11], numbers[-1]]
-    return (
-        ", ".join(str(number) for number in shown[:-1]) + f" or {shown[-1]}"
-        if len(shown) > 1
-        else str(shown[0])
-    )

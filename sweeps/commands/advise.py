@@ -1,0 +1,136 @@
+"""`python -m sweeps advise`: why a trial ran out of memory, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sweeps.advisor import plan_of
+from sweeps.cluster.devices import detect, find_gpus
+from sweeps.config.compose import open_composer
+from sweeps.errors import ConfigError, SweepError
+from sweeps.export import reproduce_command
+from sweeps.ledger import Ledger
+from sweeps.machine import Machine
+from sweeps.planner import Planner
+from sweeps.remedies import ALL, Option, PlanOf, known, nothing_left, options
+from train_entry.contract import (
+    Advice,
+    Failure,
+    FailureKind,
+    Measurement,
+    State,
+    StepMetrics,
+    StudyDir,
+    StudyRecord,
+    Trial,
+    read_lines,
+)
+
+MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
+
+
+def advice_lines(directory: StudyDir, record: StudyRecord, number: int) -> Iterator[str]:
+    """What a person should know of a trial that failed. Raises ConfigError where there is no such trial."""
+    ledger = Ledger(directory)
+    numbers = [trial.number for trial in ledger.trials]
+    if number not in numbers:
+        there_are = f"there are {min(numbers)} to {max(numbers)}" if numbers else "it has none yet"
+        raise ConfigError(f"{directory.path}: no trial {number}; {there_are}")
+    trial = ledger[number]
+    yield f"trial {number:04d}, {_knobs(trial)}: {trial.state}"
+    match trial.outcome:
+        case Failure() as failure:
+            yield from _failed(directory, trial, failure)
+            if failure.kind in MEMORY:
+                yield from _next(directory, record, ledger, trial)
+        case Measurement():
+            yield "it was measured: there is nothing to mend"
+        case None:
+            yield from (f"rejected: {reason.text}" for reason in trial.reasons)
+            yield from ("it has no result yet",) if trial.state is not State.REJECTED else ()
+
+
+def _knobs(trial: Trial) -> str:
+    strategy = trial.plan.strategy if trial.plan else ""
+    others = (f"{key}={value}" for key, value in trial.values.items() if key != "strategy")
+    return " ".join((strategy, *others)).strip()
+
+
+def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str]:
+    yield f"why:      {failure.kind}: {failure.kind.explanation}"
+    yield f"          {failure.message}"
+    attempt = directory.trial(trial.number).attempt(trial.measured_attempt or trial.attempts)
+    steps = len(list(read_lines(attempt.metrics, StepMetrics)))
+    where = [] if failure.rank is None else [f"rank {failure.rank}"]
+    where += [] if failure.phase is None else [f"in phase {failure.phase}"]
+    yield f"where:    {', '.join([*where, f'after {steps} steps'])}"
+    if failure.kind not in MEMORY:
+        yield f"it did not run out of memory; docs/failures.md, at `{failure.kind}`, says what to do"
+
+
+def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial) -> Iterator[str]:
+    """Judged anew by what the study has tried since; as it was advised then, where that cannot be done."""
+    try:
+        machine, plans = _planner(record, trial)
+    except SweepError as error:
+        yield from _stored(directory, trial, str(error).splitlines()[0])
+        return
+    unchanged = plans({})
+    if unchanged is None or unchanged.fingerprint != trial.fingerprint:
+        yield from _stored(directory, trial, f"here ({machine.device_name}) its overrides make another plan")
+        return
+    found = list(options(trial, machine.device, record.model, plans, known(ledger.trials)))
+    tried = [option for option in found if option.tried is not None]
+    for option in tried:
+        yield f"tried:    {_changes(option.advice)}: {_came_to(option)}"
+    if len(tried) < len(found):
+        yield from _advice(directory, found[-1].advice)
+    elif any(_fits(option) for option in tried):
+        yield "next:     nothing is left to try; see above what fits"
+    else:
+        yield f"next:     {nothing_left(trial, machine.device)}"
+
+
+def _planner(record: StudyRecord, trial: Trial) -> tuple[Machine, PlanOf]:
+    """Composes the trial alone, by its own overrides."""
+    composer = open_composer(lambda: bool(find_gpus())).with_fixed(trial.overrides)
+    machine = detect(composer.compose().cluster)
+    return machine, plan_of(Planner(composer, record.model, machine, record.name).plan, {})
+
+
+def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
+    yield f"note:     advice cannot be judged anew: {why}"
+    if trial.advice is None:
+        yield "next:     no advice is on record"
+    else:
+        yield from _advice(directory, trial.advice)
+
+
+def _advice(directory: StudyDir, advice: Advice) -> Iterator[str]:
+    yield f"next:     {_changes(advice)}"
+    yield f"because:  {advice.why}"
+    if remedy := ALL.get(advice.remedy):
+        yield f"it does:  {remedy.explanation}"
+        yield f"it costs: {remedy.cost}"
+    place = [f"study={directory.path.name}"]  # beside the trial that failed, in one table
+    if (studies := directory.path.absolute().parent) != Path("studies").absolute():
+        place.append(f"studies_dir={studies}")
+    yield f"try it:   {reproduce_command([*advice.overrides, *place])}"
+
+
+def _changes(advice: Advice) -> str:
+    return " ".join(text for text in advice.overrides if text.partition("=")[0] in advice.changes)
+
+
+def _came_to(option: Option) -> str:
+    trial = option.tried
+    assert trial is not None, "only options that were tried came to something"
+    if isinstance(trial.outcome, Measurement):
+        return f"trial {trial.number:04d} fits, {trial.outcome.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    kind = trial.outcome.kind if isinstance(trial.outcome, Failure) else trial.state
+    return f"trial {trial.number:04d} ended with {kind}"
+
+
+def _fits(option: Option) -> bool:
+    return option.tried is not None and isinstance(option.tried.outcome, Measurement)

@@ -1,0 +1,53 @@
+"""The schema's leaf keys, dotted; reading and setting one of them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sweeps.config.schema import SweepConfig
+
+
+def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """Every leaf key of the schema, dotted, with its dataclass field."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for field in dataclasses.fields(schema):
+        nested = field.default_factory
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+            found |= fields_by_key(nested, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = field
+    return found
+
+
+FIELDS = fields_by_key()
+
+
+def block_interval(text: str) -> int | None:
+    """k, where every k-th block recomputes its activations: 1 for full, 0 for none; None: not a setting."""
+    named = {"none": 0, "full": 1}
+    if text in named:
+        return named[text]
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def value_at(config: SweepConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def with_value(config: SweepConfig, key: str, value: Any) -> SweepConfig:
+    """A copy with one key set; the original is left as it is."""
+    section, _, name = key.rpartition(".")
+    if not section:
+        return dataclasses.replace(config, **{name: value})
+    part = dataclasses.replace(getattr(config, section), **{name: value})
+    return dataclasses.replace(config, **{section: part})
+
+
+def default_of(key: str) -> Any:
+    """What a key is where nobody sets it."""
+    field = FIELDS[key]
+    return field.default_factory() if callable(field.default_factory) else field.default

@@ -1,0 +1,19 @@
+"""What to try after a trial that ran out of memory, in the order in which an experienced engineer would."""
+
+from sweeps.remedies.advise import Candidate, Option, PlanOf, advise, known, nothing_left, options
+from sweeps.remedies.base import Remedy, Step
+from sweeps.remedies.order import ALL, remedies_for
+
+__all__ = [
+    "ALL",
+    "Candidate",
+    "Option",
+    "PlanOf",
+    "Remedy",
+    "Step",
+    "advise",
+    "known",
+    "nothing_left",
+    "options",
+    "remedies_for",
+]

@@ -1,0 +1,84 @@
+"""What a model, its attention or its learning rate cannot do."""
+
+from __future__ import annotations
+
+from sweeps.config.fields import block_interval
+from sweeps.rules.base import Draft, rule
+
+
+@rule(source="every k-th of L transformer blocks")
+def a_block_is_checkpointed(draft: Draft) -> str | None:
+    """With k beyond the number of blocks, none would recompute."""
+    every = block_interval(draft.config.activation_checkpointing) or 0
+    if every <= draft.model.layers:
+        return None
+    return (
+        f"activation_checkpointing={every}: {draft.model.name} has {draft.model.layers} blocks, so no "
+        f"{every}th; it may be none, full, or up to {draft.model.layers}"
+    )
+
+
+@rule(source="the Python environment; the package is compiled for one torch and CUDA")
+def flash_attention_is_installed(draft: Draft) -> str | None:
+    """transformers only loads the package, it does not bring it."""
+    if draft.config.attention != "flash_attention_2" or draft.machine.has_flash_attention:
+        return None
+    return "attention=flash_attention_2: flash-attn is not installed; attention may be sdpa or eager"
+
+
+@rule(source="flash-attn's documentation: CUDA, fp16 and bf16 only")
+def flash_attention_needs_half_precision_on_gpus(draft: Draft) -> str | None:
+    """Its kernels exist for half precision on GPUs."""
+    if draft.config.attention != "flash_attention_2":
+        return None
+    if draft.machine.device == "cuda" and draft.precision in ("fp16", "bf16"):
+        return None
+    where = "GPUs" if draft.machine.device == "cuda" else "a CPU"
+    return (
+        f"attention=flash_attention_2 with precision={draft.precision} on {where}: it has kernels for "
+        "bf16 and fp16 on GPUs; attention may be sdpa or eager"
+    )
+
+
+@rule(source="flash-attn's documentation: compute capability 8.0 and later")
+def flash_attention_needs_a_card_that_has_it(draft: Draft) -> str | None:
+    """Its second version begins with Ampere."""
+    if draft.config.attention != "flash_attention_2" or draft.machine.has_bf16:
+        return None
+    return (
+        f"attention=flash_attention_2: {draft.machine.device_name} is older than compute capability 8.0; "
+        "attention may be sdpa or eager"
+    )
+
+
+@rule(source="deepspeed/runtime/lr_schedules.py: the rate jumps to its end after such a warm-up")
+def the_warmup_ends_before_the_decay(draft: Draft) -> str | None:
+    """total_steps counts the warm-up too."""
+    lr = draft.config.lr
+    if lr.schedule == "constant" or lr.total_steps is None or lr.total_steps > draft.warmup_steps:
+        return None
+    return (
+        f"lr.total_steps={lr.total_steps} leaves no step to decay after {draft.warmup_steps} warm-up steps; "
+        f"lr.total_steps must be more than {draft.warmup_steps}"
+    )
+
+
+@rule(source="a rate that falls towards its peak is a mistake in a unit")
+def the_ends_of_the_rate_are_below_its_peak(draft: Draft) -> str | None:
+    """DeepSpeed would accept it, and train backwards."""
+    lr = draft.config.lr
+    above = [name for name in ("warmup_from", "end") if getattr(lr, name) > lr.base]
+    if not above:
+        return None
+    asked = " and ".join(f"lr.{name}={getattr(lr, name):g}" for name in above)
+    return f"{asked}: above the peak lr.base={lr.base:g}"
+
+
+RULES = (
+    a_block_is_checkpointed,
+    flash_attention_is_installed,
+    flash_attention_needs_half_precision_on_gpus,
+    flash_attention_needs_a_card_that_has_it,
+    the_warmup_ends_before_the_decay,
+    the_ends_of_the_rate_are_below_its_peak,
+)

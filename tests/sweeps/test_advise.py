@@ -1,0 +1,122 @@
+"""`python -m sweeps advise`, on studies that the loop made; only their jobs were scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sweeps.__main__ import main
+from tests.sweeps.fake_cluster import Script, crash, measured, oom
+from tests.sweeps.loop_bench import Bench
+from train_entry.contract import State, dump, write_atomic
+
+# The same plan on any machine.
+HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
+
+
+@pytest.fixture
+def study(bench: Callable[..., Bench]) -> Callable[..., Bench]:
+    """A study with scripts by plan, over these dimensions."""
+
+    def make(scripts: dict[str, list[Script]], *dimensions: str) -> Bench:
+        made = bench(scripts)
+        made.start(*HERE, *dimensions)
+        write_atomic(made.directory.record, dump(made.record()))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def advise(capsys: pytest.CaptureFixture[str]) -> Callable[[Bench, int], dict[str, str]]:
+    """What the command prints of a trial, by the word that each line begins with."""
+
+    def run(study: Bench, number: int) -> dict[str, str]:
+        assert main(["advise", str(study.directory.path), str(number)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
+
+    return run
+
+
+Advise = Callable[[Bench, int], dict[str, str]]
+
+
+def test_it_says_why_and_what_is_next_and_how_to_try_it(study: Callable[..., Bench], advise: Advise) -> None:
+    made = study({"*": [oom]}, "micro_batch=2,2")
+    said = advise(made, 1)
+    assert said["trial 0001, zero1 micro_batch=2"] == "infeasible"
+    assert said["why"] == "gpu_oom: a GPU ran out of memory"
+    assert said["where"] == "rank 1, after 0 steps"
+    assert said["next"] == "activation_checkpointing=full"
+    assert "instead of" in said["because"]
+    assert said["it costs"].startswith("a forward pass more")
+    assert said["try it"].endswith(
+        "ranks=2 micro_batch=2 activation_checkpointing=full study=mine "
+        f"studies_dir={made.directory.path.parent}"
+    )
+
+
+def test_it_judges_by_what_the_study_has_tried_since(study: Callable[..., Bench], advise: Advise) -> None:
+    made = study({"*": [oom]}, "activation_checkpointing=none,full", "micro_batch=2")
+    assert made.trials[0].advice is not None
+    assert made.trials[0].advice.changes == {"activation_checkpointing": "full"}
+    said = advise(made, 1)
+    assert said["tried"] == "activation_checkpointing=full: trial 0002 ended with gpu_oom"
+    assert said["next"] == "activation_checkpointing=full micro_batch=1"
+
+
+def test_it_names_a_trial_that_fits(study: Callable[..., Bench], advise: Advise) -> None:
+    scripts = {"zero1 x2": [oom], "*": [measured(80.0)]}
+    said = advise(study(scripts, "activation_checkpointing=full", "micro_batch=2,1"), 1)
+    assert said["tried"] == "micro_batch=1: trial 0002 fits, 40 tokens/s/GPU"
+    assert said["next"] == "zero.reduce_bucket_size=1000"
+
+
+def test_where_the_study_cannot_be_composed_any_more_the_stored_advice_counts(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    made = study({"*": [oom]}, "micro_batch=2,2")
+    overrides = (*made.trials[0].overrides, "model=a_file_that_is_gone")
+    made.ledger().change(1, overrides=overrides)
+    said = advise(made, 1)
+    assert said["note"].startswith("advice cannot be judged anew: model=a_file_that_is_gone: no such choice")
+    assert said["next"] == "activation_checkpointing=full"
+
+
+def test_where_the_overrides_make_another_plan_the_stored_advice_counts(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    made = study({"*": [oom]}, "micro_batch=2,2")
+    made.ledger().change(1, fingerprint="another", advice=None)
+    said = advise(made, 1)
+    assert said["note"].endswith("here (CPU) its overrides make another plan")
+    assert said["next"] == "no advice is on record"
+
+
+def test_of_a_trial_that_did_not_run_out_of_memory_it_says_so(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    said = advise(study({"*": [crash]}, "micro_batch=2,2"), 1)
+    assert said["why"] == "crashed: a rank ended with an error of its own"
+    assert "it did not run out of memory; docs/failures.md, at `crashed`, says what to do" in said
+
+
+def test_a_measured_trial_needs_no_advice(study: Callable[..., Bench], advise: Advise) -> None:
+    said = advise(study({}, "micro_batch=2,2"), 1)
+    assert "it was measured" in said
+
+
+def test_a_rejected_trial_shows_its_reasons(study: Callable[..., Bench], advise: Advise) -> None:
+    made = study({}, "micro_batch=3,2")
+    assert made.states[0] is State.REJECTED
+    assert "micro_batch may be 1, 2, 4 or 8" in advise(made, 1)["rejected"]
+
+
+def test_a_number_that_no_trial_has_is_one_line_and_status_2(
+    study: Callable[..., Bench], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = study({}, "micro_batch=1,2")
+    assert main(["advise", str(made.directory.path), "7"]) == 2
+    assert capsys.readouterr().err == f"{made.directory.path}: no trial 7; there are 1 to 2\n"

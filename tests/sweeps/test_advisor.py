@@ -1,0 +1,201 @@
+"""Which remedy comes next in a study, given what it has tried: true plans, only the jobs are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sweeps.advisor import plan_of
+from sweeps.config.compose import Composer
+from sweeps.machine import Gpu, Machine, Nvme
+from sweeps.models import model_shape
+from sweeps.planner import Planner
+from sweeps.remedies import Candidate, advise, known, nothing_left, remedies_for
+from tests.examples import a_measurement, a_trial
+from train_entry.contract import Advice, Failure, FailureKind, Scalar, State, Trial
+
+
+@dataclass
+class Lab:
+    """A trial that ran out of memory, and what its study tries then: all true but the jobs."""
+
+    composer: Composer
+    machine: Machine
+    kind: FailureKind = FailureKind.GPU_OOM
+    trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = model_shape(self.composer.compose().model)
+        self.planner = Planner(self.composer, self.model, self.machine, "mine")
+        self.made: dict[frozenset[tuple[str, Scalar]], Candidate | None] = {}
+        self.ended({}, self.kind)
+
+    def plans(self, changes: Mapping[str, Scalar]) -> Candidate | None:
+        """The planner's, each once: a chain of advice asks for its first plans again and again."""
+        key = frozenset(changes.items())
+        if key not in self.made:
+            self.made[key] = plan_of(self.planner.plan, {})(changes)
+        return self.made[key]
+
+    def ended(self, changes: Mapping[str, Scalar], kind: FailureKind | None) -> None:
+        """A trial of the study, with these changes; None: it fits."""
+        planned = self.plans(changes)
+        assert planned is not None
+        trial = a_trial(
+            number=len(self.trials) + 1,
+            state=State.MEASURED if kind is None else State.INFEASIBLE,
+            plan=planned.plan,
+            fingerprint=planned.fingerprint,
+            outcome=a_measurement() if kind is None else Failure(kind=kind, message="full"),
+        )
+        self.trials.append(trial)
+
+    def advice(self) -> Advice | None:
+        first = self.trials[0]
+        return advise(first, self.machine.device, self.model, self.plans, known(self.trials))
+
+    def until_nothing_is_left(self) -> list[str]:
+        """Names of the remedies, where each that is tried fails as the trial itself did."""
+        names = []
+        while (advice := self.advice()) is not None:
+            names.append(advice.remedy)
+            self.ended(advice.changes, self.kind)
+            assert len(names) < 40, "there is no end of advice"
+        return names
+
+
+def gpus(count: int, **changes: Any) -> Machine:
+    cards = tuple(
+        Gpu(index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=2**37, capability=(9, 0))
+        for index in range(count)
+    )
+    return Machine(
+        **{"device": "cuda", "nodes": 1, "ranks_per_node": count, "gpus": cards, "cores": 64, **changes}
+    )
+
+
+@pytest.fixture
+def lab(composer: Composer) -> Callable[..., Lab]:
+    def make(overrides: Sequence[str], machine: Machine, kind: FailureKind = FailureKind.GPU_OOM) -> Lab:
+        return Lab(composer.with_fixed(["precision=auto", *overrides]), machine, kind)
+
+    return make
+
+
+ON_DDP = ("model=llama_1b3", "strategy=ddp", "micro_batch=1")
+SEVEN_BILLION = ("model=llama_7b", "strategy=zero2", "micro_batch=2")
+
+
+def test_the_first_advice_is_checkpointing_with_the_command_that_tries_it(lab: Callable[..., Lab]) -> None:
+    advice = lab(SEVEN_BILLION, gpus(8)).advice()
+    assert advice is not None
+    assert (advice.remedy, advice.changes) == (
+        "activation_checkpointing",
+        {"activation_checkpointing": "full"},
+    )
+    assert advice.overrides == ("precision=auto", *SEVEN_BILLION, "activation_checkpointing=full")
+
+
+def test_what_ran_out_too_stays_and_the_next_comes_on_top(lab: Callable[..., Lab]) -> None:
+    study = lab(SEVEN_BILLION, gpus(8))
+    study.ended({"activation_checkpointing": "full"}, FailureKind.GPU_OOM)
+    advice = study.advice()
+    assert advice is not None
+    assert advice.changes == {"activation_checkpointing": "full", "micro_batch": 1}
+
+
+def test_what_fits_is_left_out_again_so_that_another_way_is_tried(lab: Callable[..., Lab]) -> None:
+    study = lab(SEVEN_BILLION, gpus(8))
+    study.ended({"activation_checkpointing": "full"}, None)
+    advice = study.advice()
+    assert advice is not None
+    assert advice.changes == {"micro_batch": 1}
+
+
+def test_sharding_comes_before_offloading(lab: Callable[..., Lab]) -> None:
+    names = lab(ON_DDP, gpus(2)).until_nothing_is_left()
+    assert names[:3] == ["activation_checkpointing", "buckets", "allocator"]
+    assert names.count("sharding") == 3
+    last_shard = len(names) - names[::-1].index("sharding")
+    assert last_shard < names.index("optimizer_to_cpu") < names.index("weights_to_cpu")
+
+
+def test_on_one_gpu_ddp_goes_straight_to_the_cpu(lab: Callable[..., Lab]) -> None:
+    names = lab(ON_DDP, gpus(1)).until_nothing_is_left()
+    assert "sharding" not in names
+    assert names.index("optimizer_to_cpu") < names.index("weights_to_cpu")
+
+
+def test_each_remedy_makes_a_plan_that_the_study_had_not(lab: Callable[..., Lab]) -> None:
+    study = lab(ON_DDP, gpus(2))
+    study.until_nothing_is_left()
+    prints = [trial.fingerprint for trial in study.trials]
+    assert len(prints) == len(set(prints))
+
+
+def test_a_preset_that_knobs_beside_it_would_undo_is_spelled_out(lab: Callable[..., Lab]) -> None:
+    study = lab(("model=llama_1b3", "engine=ddp", "zero.stage=0", "micro_batch=1"), gpus(2))
+    names = study.until_nothing_is_left()
+    assert names.count("sharding") == 3
+    plans = [trial.plan.strategy for trial in study.trials if trial.plan]
+    assert plans[-1] == "zero3_offload"
+
+
+def test_where_offloading_fills_the_host_the_disk_is_next(lab: Callable[..., Lab]) -> None:
+    disk = Nvme(path="/scratch", free_bytes=2**42)
+    done = [
+        f"zero.{key}=5e6" for key in ("reduce_bucket_size", "prefetch_bucket_size", "max_live_parameters")
+    ]
+    done += [
+        "activation_checkpointing=full",
+        "allocator.expandable_segments=true",
+        "cluster.nvme_path=/scratch",
+    ]
+    study = lab(("model=llama_1b3", "strategy=zero3", *done), gpus(1, nvme=disk, has_libaio=True))
+    study.ended({"zero.offload_optimizer": "cpu"}, FailureKind.HOST_OOM)
+    study.ended({"zero.offload_param": "cpu"}, FailureKind.HOST_OOM)
+    advice = study.advice()
+    assert advice is not None
+    assert advice.changes == {"zero.offload_optimizer": "nvme"}
+
+
+def test_without_a_disk_there_is_no_such_advice(lab: Callable[..., Lab]) -> None:
+    names = lab(("model=llama_1b3", "strategy=zero3_offload"), gpus(1), FailureKind.HOST_OOM)
+    assert names.until_nothing_is_left() == [
+        "unpinned",
+        "weights_back",
+        "half_the_optimizer",
+        "optimizer_back",
+    ]
+
+
+def test_on_cpu_nothing_is_offloaded_to_where_it_is(lab: Callable[..., Lab], machine: Machine) -> None:
+    names = lab(("strategy=ddp", "micro_batch=4"), machine, FailureKind.HOST_OOM).until_nothing_is_left()
+    assert names[:2] == ["activation_checkpointing", "micro_batch"]
+    assert "sharding" in names
+    assert not {"optimizer_to_cpu", "weights_to_cpu", "unpinned"} & set(names)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DIVERGED, FailureKind.CRASHED, FailureKind.HUNG])
+def test_a_failure_that_is_not_about_memory_has_no_remedy(lab: Callable[..., Lab], kind: FailureKind) -> None:
+    study = lab(SEVEN_BILLION, gpus(8), kind)
+    assert study.advice() is None
+    assert nothing_left(study.trials[0], "cuda") == "it did not run out of memory"
+    assert remedies_for(kind, "cuda") == ()
+
+
+def test_a_full_host_without_offload_is_told_where_else_to_look(lab: Callable[..., Lab]) -> None:
+    study = lab(("model=llama_1b3", "strategy=zero3"), gpus(2), FailureKind.HOST_OOM)
+    assert study.advice() is None
+    assert "fewer ranks on this host" in nothing_left(study.trials[0], "cuda")
+
+
+def test_when_all_is_tried_the_way_out_is_not_a_knob(lab: Callable[..., Lab]) -> None:
+    study = lab(ON_DDP, gpus(2))
+    study.until_nothing_is_left()
+    assert nothing_left(study.trials[0], "cuda") == (
+        "every remedy has been tried: a larger card, more ranks, a smaller model"
+    )

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.ds_config import deepspeed_config
+from tests.examples import a_plan
+from train_entry.contract import Offload, OffloadPlan
+from train_entry.scratch import own_nvme_path
+
+KILLED = """
+import os, signal, sys
+from train_entry.scratch import own_nvme_path
+config = {"zero_optimization": {"offload_param": {"nvme_path": sys.argv[1]}}}
+with own_nvme_path(config, "killed"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def nvme_config(root: Path) -> dict[str, Any]:
+    offload = OffloadPlan(optimizer=Offload.NVME, param=Offload.NVME, nvme_path=str(root))
+    return deepspeed_config(a_plan(zero={"stage": 3}, offload=offload))
+
+
+def paths(config: dict[str, Any]) -> set[Path]:
+    zero = config["zero_optimization"]
+    return {Path(zero[section]["nvme_path"]) for section in ("offload_optimizer", "offload_param")}
+
+
+def test_two_ranks_write_to_directories_of_their_own(tmp_path: Path) -> None:
+    given = nvme_config(tmp_path)
+    with own_nvme_path(given, "demo-1-rank0") as one, own_nvme_path(given, "demo-1-rank1") as two:
+        assert len(paths(one)) == len(paths(two)) == 1
+        assert sorted(tmp_path.iterdir()) == sorted(paths(one) | paths(two))
+    assert paths(given) == {tmp_path}
+
+
+def test_what_was_written_is_gone_even_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), own_nvme_path(nvme_config(tmp_path), "demo") as config:
+        (paths(config).pop() / "zero_stage_3").mkdir()
+        raise RuntimeError("out of memory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_rank_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "of somebody else").mkdir()
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode < 0
+    assert len(list(tmp_path.iterdir())) == 2
+    with own_nvme_path(nvme_config(tmp_path), "demo"):
+        names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2 and names[0] == "of somebody else" and names[1].startswith("shardsweep-demo-")
+
+
+def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"nvme_path: .*absent is no directory"),
+        own_nvme_path(nvme_config(tmp_path / "absent"), "demo"),
+    ):
+        pass
+
+
+def test_a_plan_without_nvme_is_left_as_it_is() -> None:
+    config = deepspeed_config(a_plan())
+    with own_nvme_path(config, "demo") as same:
+        assert same == config
