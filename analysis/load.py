@@ -9,11 +9,14 @@ from statistics import fmean
 
 from train_entry.contract import (
     Advice,
+    Engine,
     Failure,
     Measurement,
     MemoryKind,
     Origin,
     Outcome,
+    Plan,
+    Precision,
     Reason,
     Scalar,
     State,
@@ -48,6 +51,7 @@ class TrialRow:
     advice: Advice | None = None  # after running out of memory
     reused_from: int | None = None
     gpu_s: float = 0.0
+    starts_late: bool = False  # its first update is too small, by DeepSpeed's doing: its losses lag
     shared: bool = False  # another trial ran on the same node while this was timed
     objective: float | None = None  # what ranks it; None unless finite, with a finite loss
     tokens_per_s: float | None = None
@@ -207,7 +211,14 @@ def _row(trial: Trial) -> TrialRow:
         advice=trial.advice,
         reused_from=trial.reused_from,
         gpu_s=trial.gpu_s,
+        starts_late=trial.plan is not None and _starts_late(trial.plan),
     )
+
+
+def _starts_late(plan: Plan) -> bool:
+    """Without ZeRO in bf16 DeepSpeed 0.19 takes an empty step first (initialize_optimizer_states)."""
+    is_bf16 = plan.precision is Precision.BF16
+    return plan.engine is Engine.DEEPSPEED and plan.zero.stage == 0 and is_bf16
 
 
 def _measured(row: TrialRow, source: Trial, objective: str) -> TrialRow:

@@ -62,9 +62,11 @@ class DeepSpeedEngine:
         return None if norm is None else float(norm)
 
     def parameters(self) -> list[torch.Tensor]:
-        parameters = list(self._engine.module.parameters())
-        # Stage 3 leaves a parameter empty outside of its layer's turn.
-        with deepspeed.zero.GatheredParameters(
-            parameters, enabled=self._engine.zero_optimization_partition_weights()
-        ):
-            return [parameter.detach().clone() for parameter in parameters]
+        return [self._whole(parameter) for parameter in self._engine.module.parameters()]
+
+    def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        # Stage 3 leaves a parameter empty outside of its layer's turn. One at a time: on NVMe only few have a
+        # buffer to be read into.
+        is_sharded = self._engine.zero_optimization_partition_weights()
+        with deepspeed.zero.GatheredParameters([parameter], enabled=is_sharded):
+            return parameter.detach().clone()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.examples import a_measurement, a_study_record, a_trial
+from tests.examples import a_measurement, a_plan, a_study_record, a_trial
 from train_entry.contract import (
     Advice,
     Failure,
     FailureKind,
+    Plan,
     Reason,
     State,
     StepMetrics,
@@ -42,10 +43,17 @@ class StudyBuilder:
         write_atomic(self.directory.trial(number).record, dump(trial))
 
     def measured(
-        self, number: int, *, state: State = State.MEASURED, gpu_s: float = 20.0, **changes: Any
+        self,
+        number: int,
+        *,
+        state: State = State.MEASURED,
+        gpu_s: float = 20.0,
+        plan: Plan | None = None,
+        **changes: Any,
     ) -> None:
         """`changes` replace fields of the measurement."""
-        self.trial(number, state, outcome=a_measurement(**changes), attempts=1, gpu_s=gpu_s)
+        outcome = a_measurement(**changes)
+        self.trial(number, state, outcome=outcome, attempts=1, gpu_s=gpu_s, plan=plan or a_plan())
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
         self.trial(number, state, outcome=Failure(kind=kind, message=message), attempts=1)

@@ -13,6 +13,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.load import load_study
 from analysis.table import MAX_ROWS, UnknownColumn, render, show, write_csv
+from tests.examples import a_plan
 from train_entry.contract import FailureKind, MemoryKind, State
 
 if TYPE_CHECKING:
@@ -316,3 +317,15 @@ def test_a_directory_that_may_not_be_written_still_shows_its_table(
     out, err = capsys.readouterr()
     assert "12,345" in out
     assert err.startswith(f"python -m analysis: cannot write {built.directory.table}: ")
+
+
+def test_a_loss_that_lags_by_deepspeeds_doing_is_said_to(built: StudyBuilder) -> None:
+    built.measured(1)
+    built.measured(2, plan=a_plan(zero={"stage": 0}))
+    text = shown(built)
+    assert "the loss of trial 0002 (zero0) lags: DeepSpeed without ZeRO makes the first update" in text
+
+
+def test_without_another_to_compare_with_it_is_not(built: StudyBuilder) -> None:
+    built.measured(2, plan=a_plan(zero={"stage": 0}))
+    assert "lags" not in shown(built)

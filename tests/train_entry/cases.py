@@ -23,8 +23,8 @@ from train_entry.contract import (
 Plans = Mapping[str, Plan]
 
 SGD = OptimizerPlan(name="sgd", lr=0.1, weight_decay=0.1, momentum=0.9)
-LINEAR = SchedulePlan(kind=Schedule.LINEAR, warmup_steps=2, warmup_from=1e-4, total_steps=10)
-COSINE = SchedulePlan(kind=Schedule.COSINE, warmup_steps=2, warmup_from=1e-4, total_steps=10, end=5e-5)
+LINEAR = SchedulePlan(kind=Schedule.LINEAR, warmup_steps=2, warmup_from=1e-4, total_steps=8)
+COSINE = SchedulePlan(kind=Schedule.COSINE, warmup_steps=2, warmup_from=1e-4, total_steps=8, end=5e-5)
 ALL_ON_CPU = OffloadPlan(optimizer=Offload.CPU, param=Offload.CPU, pin_memory=False)
 FP16: dict[str, Any] = {
     "precision": Precision.FP16,
@@ -131,7 +131,7 @@ AUTOCAST: Plans = {
 
 # A model with shards of more than 1 MiB: smaller ones DeepSpeed leaves in host memory (runtime/swap_tensor,
 # MIN_AIO_BYTES).
-WIDE: dict[str, int] = {"layers": 1, "hidden": 256, "ffn": 2304}
+WIDE: dict[str, Any] = {"layers": 2, "hidden": 256, "ffn": 2304}
 
 
 def on_nvme(disk: Path) -> Plans:
@@ -144,10 +144,14 @@ def on_nvme(disk: Path) -> Plans:
         buffer_size=1_000_000,
         nvme_path=str(disk),
     )
+    optimizer = dataclasses.replace(everything, param=Offload.NONE)
+    parameters = dataclasses.replace(everything, optimizer=Offload.CPU)
+    # A parameter that is kept for its next use keeps its buffer, and there are only five.
+    briefly = {"max_reuse_distance": 0}
     return {
-        "zero3, all on nvme": zero(3, offload=everything),
-        "zero3, optimizer on nvme": zero(3, offload=dataclasses.replace(everything, param=Offload.NONE)),
-        "zero3, parameters on nvme": zero(3, offload=dataclasses.replace(everything, optimizer=Offload.CPU)),
+        "zero3, all on nvme": zero(3, briefly, offload=everything),
+        "zero3, optimizer on nvme": zero(3, offload=optimizer),
+        "zero3, parameters on nvme, recomputed": zero(3, briefly, offload=parameters, checkpoint_every=1),
     }
 
 

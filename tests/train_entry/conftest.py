@@ -56,12 +56,10 @@ def tiny_plan(**changes: Any) -> Plan:
     return dataclasses.replace(plan, **changes)
 
 
-def tiny_spec(plan: Plan, model: Mapping[str, Any] | None = None, **changes: Any) -> TrialSpec:
-    """`model` changes the model, everything else the spec."""
-    tiny = {"parameters": 0, "hidden": 32, "heads": 4, "ffn": 64, "positions": 64, "tied_embeddings": True}
+def tiny_spec(plan: Plan, **changes: Any) -> TrialSpec:
     spec = a_trial_spec(
         plan=plan,
-        model=a_model(**(tiny | dict(model or {}))),
+        model=a_model(parameters=0, hidden=32, heads=4, ffn=64, positions=64, tied_embeddings=True),
         data=DataSpec(kind="stdlib", max_bytes=2**18),
         measure=MeasureSpec(warmup_steps=1, steps=3, split_steps=2),
         limits=TimeLimits(attempt_s=300, startup_silence_s=120, step_silence_s=60),

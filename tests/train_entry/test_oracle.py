@@ -6,6 +6,7 @@ are printed: `pytest -sv tests/train_entry/test_oracle.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -24,25 +25,25 @@ from train_entry.schedule import rate
 # The pair of processes trains all cases for the first test of them that runs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 12
+STEPS = 10
 PEAK_LR = 1e-3
 WARMUP_STEPS = 6
 TrainAll = Callable[[dict[str, TrialSpec]], Any]
-
-
 WITHOUT_NVME = "" if ASYNC_IO.is_there(prepare_extensions()) else "`python -m train_entry.ops` says why"
 
 
-def specs(plans: Plans, **changes: Any) -> dict[str, TrialSpec]:
-    measure = MeasureSpec(warmup_steps=0, steps=STEPS, split_steps=0, update_norms=True)
+def specs(plans: Plans, steps: int = STEPS, **changes: Any) -> dict[str, TrialSpec]:
+    measure = MeasureSpec(warmup_steps=0, steps=steps, split_steps=0, update_norms=True)
     return {name: tiny_spec(plan, measure=measure, **changes) for name, plan in plans.items()}
 
 
 @pytest.fixture(scope="module")
 def two_ranks(train_all: TrainAll, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    on_nvme = {} if WITHOUT_NVME else cases.on_nvme(tmp_path_factory.mktemp("nvme"))
-    wide = specs({"ddp, wide": cases.STRATEGIES["ddp"], **on_nvme}, model=cases.WIDE)
-    return train_all({**specs(cases.TWO_RANKS), **wide})
+    on_nvme: Plans = {} if WITHOUT_NVME else cases.on_nvme(tmp_path_factory.mktemp("nvme"))
+    ddp = cases.STRATEGIES["ddp"]
+    wide = dataclasses.replace(tiny_spec(ddp).model, **cases.WIDE)
+    on_nvme = {"ddp, wide": ddp, **on_nvme}
+    return train_all({**specs(cases.TWO_RANKS), **specs(on_nvme, steps=5, model=wide)})
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def one_rank(train_all: TrainAll) -> Any:
 
 def assert_alike(steps: Sequence[StepMetrics], like: Sequence[StepMetrics], rel: float) -> None:
     """The same losses, updates and rates; gradients too, where both compute their norm."""
-    assert len(steps) == len(like) == STEPS
+    assert len(steps) == len(like) > 4  # the first two updates of a warm-up do nothing
     assert [step.lr for step in steps] == pytest.approx([step.lr for step in like], rel=1e-12)
     for name, least in (("loss", 0.0), ("update_norm", 1e-9), ("grad_norm", 0.0)):
         pairs = [(getattr(step, name), getattr(other, name)) for step, other in zip(steps, like, strict=True)]

@@ -1,0 +1,43 @@
+"""Real studies over the largest space, and real offload, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import QUICK, CommandLine
+from train_entry.contract import Measurement, State, StudyDir, Trial, read_document
+
+pytestmark = pytest.mark.slow
+
+FULL = ("-m", "space=full", "study=full", "search=random", "limits.trials=7", *QUICK)
+
+
+def trials(line: CommandLine, study: str) -> list[Trial]:
+    found = [read_document(place.record, Trial) for place in StudyDir(line.studies / study).trials()]
+    return [trial for trial in found if trial is not None]
+
+
+def test_a_study_over_everything_launches_no_trial_that_fails(command_line: CommandLine) -> None:
+    done = command_line.run(*FULL, "tracking=none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = trials(command_line, "full")
+    assert {trial.state for trial in found} <= {State.MEASURED, State.REJECTED, State.REUSED}
+    assert sum(trial.attempts > 0 for trial in found) == 7
+    assert len({trial.plan.strategy for trial in found if trial.plan}) >= 3
+
+
+def test_offload_to_nvme_trains_and_leaves_the_disk_as_it_was(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    asked = ("strategy=zero3_nvme", f"cluster.nvme_path={disk}", "study=nvme", "tracking=none", *QUICK)
+    done = command_line.run(*asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (trial,) = trials(command_line, "nvme")
+    assert trial.plan is not None
+    assert (trial.plan.strategy, trial.plan.offload.nvme_path) == ("zero3_nvme", str(disk))
+    assert isinstance(trial.outcome, Measurement)
+    assert list(disk.iterdir()) == []
