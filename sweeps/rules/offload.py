@@ -186,6 +186,21 @@ def a_buffer_holds_the_largest_parameter(draft: Draft) -> str | None:
     )
 
 
+@rule(source="DeepSpeed issue 3062; seen: Not enough buffers 0 for swapping 1")
+def weights_on_nvme_are_not_kept(draft: Draft) -> str | None:
+    """A weight kept for its next use keeps its buffer too, and the pool runs dry."""
+    config = draft.config
+    if config.zero.offload_param != "nvme" or draft.stage != 3 or config.zero.max_reuse_distance == 0:
+        return None
+    share = math.ceil(draft.model.parameters / draft.ranks)
+    if share <= config.offload.max_in_cpu:
+        return None  # all of it stays in host memory
+    return (
+        f"zero.max_reuse_distance={config.zero.max_reuse_distance:g} with weights on nvme: DeepSpeed keeps "
+        "their buffers, and runs out of them; zero.max_reuse_distance may be 0"
+    )
+
+
 RULES = (
     ddp_offloads_nothing,
     optimizer_offload_needs_a_zero_stage,
@@ -200,4 +215,5 @@ RULES = (
     nvme_needs_libaio,
     the_nvme_has_space,
     a_buffer_holds_the_largest_parameter,
+    weights_on_nvme_are_not_kept,
 )

@@ -103,6 +103,11 @@ ILLEGAL: list[tuple[Machine, dict[str, Any], set[str]]] = [
         {**NVME_PARAM, "offload.buffer_size": 1000},
         {"a_buffer_holds_the_largest_parameter"},
     ),
+    (
+        dataclasses.replace(NO_LIBAIO, has_libaio=True),
+        {**NVME_PARAM, "offload.max_in_cpu": 0.0},
+        {"weights_on_nvme_are_not_kept"},
+    ),
     # ZeRO++.
     (CPU, {"zero.stage": 2, "zero.hpz_partition_size": 2}, {"a_second_shard_needs_stage_3"}),
     (H200, {"zero.stage": 3, "zero.hpz_partition_size": 3}, {"second_shards_divide_the_ranks"}),
@@ -215,6 +220,10 @@ LEGAL: list[tuple[Machine, dict[str, Any]]] = [
     (CPU, {"zero.stage": 3, "zero.offload_param": "cpu"}),
     (H200, {**RATIO, "zero.sub_group_size": 1e5}),
     (dataclasses.replace(CPU, nvme=Nvme(path="/scratch", free_bytes=10**12)), {**NVME, **NVME_PARAM}),
+    (
+        dataclasses.replace(NO_LIBAIO, has_libaio=True),
+        {**NVME_PARAM, "offload.max_in_cpu": 0.0, "zero.max_reuse_distance": 0.0},
+    ),
     (H200, {"zero.stage": 3, "zero.hpz_partition_size": 2}),
     (H200, {"zero.stage": 3, "zero.quantized_weights": True}),
     (TWO_NODES, {"ranks": 8, "zero.stage": 3, "zero.quantized_gradients": True}),
