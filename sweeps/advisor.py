@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+import yaml
+
+from sweeps.config.validate import CONF
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
-from sweeps.remedies import Candidate, PlanOf, advise, known
-from train_entry.contract import Advice, ModelShape, Scalar, Trial
+from sweeps.remedies import Candidate, Changes, PlanOf, advise, known
+from train_entry.contract import Advice, ModelShape, Plan, Scalar, Trial
+
+PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
 
 
-def plan_of(plan: Callable[[Mapping[str, Scalar]], Planned], values: Mapping[str, Scalar]) -> PlanOf:
+def plan_of(plan: PlanPoint, values: Mapping[str, Scalar]) -> PlanOf:
     """The legal plan of these knob values, with changes."""
 
-    def changed(changes: Mapping[str, Scalar]) -> Candidate | None:
-        planned = plan({**values, **changes})
-        if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
-            return None
-        return Candidate(plan=planned.plan, fingerprint=planned.fingerprint, overrides=planned.overrides)
+    def changed(before: Changes, more: Changes) -> Candidate | None:
+        candidates = (_candidate(plan, values, changes) for changes in _spellings(before, more))
+        return next((found for found in candidates if found and _took(found.plan, more)), None)
 
     return changed
 
 
 def advice_for(
-    trial: Trial,
-    device: str,
-    model: ModelShape,
-    plan: Callable[[Mapping[str, Scalar]], Planned],
-    trials: Iterable[Trial],
+    trial: Trial, device: str, model: ModelShape, plan: PlanPoint, trials: Iterable[Trial]
 ) -> Advice | None:
     """What to try after a trial that ran out of memory; None for any other."""
     return advise(trial, device, model, plan_of(plan, trial.values), known(trials))
+
+
+@functools.cache
+def knobs_of(strategy: str) -> Changes:
+    """What a preset of conf/strategy sets."""
+    text = (CONF / "strategy" / f"{strategy}.yaml").read_text(encoding="utf-8")
+    return dict(_flat(yaml.safe_load(text)))
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _candidate(plan: PlanPoint, values: Mapping[str, Scalar], changes: Changes) -> Candidate | None:
+    planned = plan({**values, **changes})
+    if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
+        return None
+    return Candidate(
+        plan=planned.plan,
+        fingerprint=planned.fingerprint,
+        changes=changes,
+        overrides=planned.overrides,
+    )
+
+
+def _spellings(before: Changes, more: Changes) -> Iterator[Changes]:
+    """A preset by its name; else by its knobs, where the configuration sets some itself, which then win."""
+    yield {**before, **more}
+    if "strategy" in more:
+        others = {key: value for key, value in more.items() if key != "strategy"}
+        yield {**before, **knobs_of(str(more["strategy"])), **others}
+
+
+def _took(plan: Plan, changes: Changes) -> bool:
+    return "strategy" not in changes or plan.strategy == changes["strategy"]

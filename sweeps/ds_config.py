@@ -55,7 +55,7 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
     if plan.offload.optimizer is Offload.NONE:
         # The same AdamW as ddp's. DeepSpeed's FusedAdam would be another implementation to compare.
         adam["torch_adam"] = True
-    return {"type": "AdamW", "params": params | adam}  # offloaded: DeepSpeedCPUAdam
+    return {"type": "AdamW", "params": params | adam}  # offloaded, DeepSpeed takes its own for the CPU
 
 
 def _fp16(plan: Plan) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _scheduler(plan: Plan) -> dict[str, Any] | None:
     schedule, peak = plan.schedule, plan.optimizer.lr
     if schedule.kind is Schedule.CONSTANT and not schedule.warmup_steps:
         return None
-    # Without a warm-up DeepSpeed still takes one, of two steps at least: engine_ddp.py does the same.
+    # Without a warm-up DeepSpeed still takes one, of two steps at least; so does ddp (schedule.py).
     warmup = {
         "warmup_num_steps": max(1, schedule.warmup_steps),
         "warmup_type": "linear",  # DeepSpeed's default is logarithmic

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
+from sweeps.config.fields import flat_default
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
@@ -51,7 +52,9 @@ def study_record(
     asked = {key: value for key, value in flat.items() if key not in varied and not under(key, FREE_KEYS)}
     dimensions = {dimension.key: dimension.text for dimension in space.dimensions}
     limits = {key: value for key, value in flat.items() if under(key, ("limits",))}
-    text = json.dumps([asked, dimensions], sort_keys=True)
+    # Without what stands at its default: a key that a later version adds then leaves the name as it is.
+    said = {key: value for key, value in asked.items() if value != flat_default(key)}
+    text = json.dumps([said, dimensions], sort_keys=True)
     derived = f"{model.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return StudyRecord(
         name=config.study or derived,

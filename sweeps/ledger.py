@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sweeps.config.fields import flat_default
 from sweeps.errors import ConfigError, StudyBusyError
 from train_entry.contract import (
     AttemptDir,
@@ -127,7 +128,7 @@ def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -
 def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -> Iterator[str]:
     """Why a study cannot go on as asked, a line each."""
     pairs: list[tuple[str, Scalar, Scalar]] = [("objective", known.objective, asked.objective)]
-    pairs += [(key, known.asked.get(key), asked.asked.get(key)) for key in {**known.asked, **asked.asked}]
+    pairs += [(key, _asked(known, key), _asked(asked, key)) for key in {**known.asked, **asked.asked}]
     pairs += [
         (f"the range of {key}", known.dimensions.get(key), asked.dimensions.get(key))
         for key in {**known.dimensions, **asked.dimensions}
@@ -144,6 +145,12 @@ def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -
                 f"study {known.name}: {name} was {before}, now {now}, which changes timings; "
                 "accept_versions=true goes on all the same"
             )
+
+
+def _asked(record: StudyRecord, key: str) -> Scalar:
+    """A key that is younger than the study had its default's effect."""
+    value: Scalar = record.asked.get(key, flat_default(key))
+    return value
 
 
 @contextmanager

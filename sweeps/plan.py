@@ -44,6 +44,11 @@ class Rejection:
     def texts(self) -> tuple[str, ...]:
         return tuple(reason.text for reason in self.reasons)
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For the command line: with the rule's name, under which docs/rules.md says why."""
+        return tuple(f"{reason.text} [{reason.rule}]" for reason in self.reasons)
+
 
 def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
     """The plan of a configuration on a machine, or all reasons why it has none."""
@@ -133,7 +138,7 @@ def _plan(draft: Draft) -> Plan:
             initial_power=config.fp16.initial_scale_power,
             window=config.fp16.loss_scale_window,
             hysteresis=config.fp16.hysteresis,
-            minimum=config.fp16.min_loss_scale,
+            minimum=int(config.fp16.min_loss_scale),
         ),
         zero=_zero(config.zero),
         offload=_offload(config),

@@ -84,7 +84,7 @@ class Planner:
             plan = self.plan(point).plan
             if not isinstance(plan, Rejection):
                 return
-            reasons |= dict.fromkeys(plan.texts)
+            reasons |= dict.fromkeys(plan.lines)
         raise ConfigError(list(reasons))
 
     def spec(self, trial: Trial, attempt: int, kind: AttemptKind) -> TrialSpec:

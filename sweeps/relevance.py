@@ -37,6 +37,13 @@ class Setting:
         return -(-(self.config.ranks or 1) // self.machine.ranks_per_node)
 
     @property
+    def warms_up(self) -> bool:
+        """DeepSpeed's schedules that decay take two steps at least."""
+        lr = self.config.lr
+        asked = int(lr.warmup) if lr.warmup.isdigit() else lr.base_warmup
+        return asked > 0 or lr.schedule != "constant"
+
+    @property
     def has_bf16_optimizer(self) -> bool:
         """DeepSpeed then leaves its ZeRO-1 optimizer for BF16_Optimizer, which reads no bucket settings."""
         wide = self.config.grad_accum_dtype == "fp32" and self.precision == "bf16"
@@ -100,9 +107,12 @@ _NVME_PARAM = Condition(
     text="zero.offload_param=nvme",
     holds=lambda at: at.stage == 3 and at.config.zero.offload_param == "nvme",
 )
-_ON_DEVICE = Condition(
-    text="the optimizer on the device",
-    holds=lambda at: not at.shards or at.config.zero.offload_optimizer == "none",
+# Offloaded, AdamW is DeepSpeed's own; SGD stays torch's, on the CPU.
+_TORCHS = Condition(
+    text="the optimizer on the device, or optimizer=sgd",
+    holds=lambda at: (
+        not at.shards or at.config.zero.offload_optimizer == "none" or at.config.optimizer.name == "sgd"
+    ),
 )
 _FP16 = Condition(text="precision=fp16", holds=lambda at: at.precision == "fp16")
 _DYNAMIC = Condition(
@@ -115,7 +125,10 @@ _DYNAMIC_DEEPSPEED = Condition(
 )
 _ADAMW = Condition(text="optimizer=adamw", holds=lambda at: at.config.optimizer.name == "adamw")
 _SGD = Condition(text="optimizer=sgd", holds=lambda at: at.config.optimizer.name == "sgd")
-_WARMUP = Condition(text="a warm-up", holds=lambda at: at.config.lr.base_warmup > 0)
+_SCALED_WARMUP = Condition(
+    text="lr.warmup=steps or samples", holds=lambda at: at.config.lr.warmup in ("steps", "samples")
+)
+_WARMUP = Condition(text="a warm-up, or a schedule that decays, which has one", holds=lambda at: at.warms_up)
 _DECAY = Condition(text="lr.schedule=linear or cosine", holds=lambda at: at.config.lr.schedule != "constant")
 _COSINE = Condition(text="lr.schedule=cosine", holds=lambda at: at.config.lr.schedule == "cosine")
 _GPU = Condition(text="GPUs", holds=lambda at: at.machine.device == "cuda")
@@ -162,7 +175,8 @@ CONDITIONS: dict[str, Condition] = {
     "optimizer.betas": _ADAMW,
     "optimizer.eps": _ADAMW,
     "optimizer.momentum": _SGD,
-    "optimizer.implementation": _ON_DEVICE,
+    "optimizer.implementation": _TORCHS,
+    "lr.base_warmup": _SCALED_WARMUP,
     "lr.warmup_from": _WARMUP,
     "lr.total_steps": _DECAY,
     "lr.end": _COSINE,
@@ -180,6 +194,7 @@ DECIDING = (
     "zero.reduce_scatter",
     "fp16.loss_scale",
     "optimizer.name",
+    "lr.warmup",
     "lr.base_warmup",
     "lr.schedule",
 )

@@ -39,6 +39,10 @@ SOURCES = (ROOT / "pyproject.toml", PINS)  # an environment older than these is 
 OLDEST_PYTHON = (3, 11)  # as in pyproject.toml
 LOG_TAIL = 20  # lines of the log shown when a step fails
 GRACE_S = 10  # for an interrupted step to clean up
+# DeepSpeed compiles with -march=native, which another processor may not run.
+OPS_ELSEWHERE = (
+    "no GPU is here: cpu_adam is left for the first trial that offloads to compile, on its own machine"
+)
 
 
 class Environment:
@@ -122,9 +126,10 @@ class Environment:
         """DeepSpeed's operators. On GPUs jobs start without them, so their failure is not the install's."""
         from train_entry import ops  # not above: an older Python cannot, and must come to say so
 
-        # We hold the install lock, so who left a compile lock here is dead; torch would wait for it for ever.
-        for lock in self.path.glob("torch_extensions/**/lock"):
-            lock.unlink(missing_ok=True)
+        operators = self.path / "torch_extensions"
+        ops.remove_stale_locks(operators, ops.STALE_LOCK_S)
+        for lock in ops.compile_locks(operators):  # a job's, perhaps; torch waits for it for ever
+            print(f"waiting for who compiles there; if nobody does (a killed install), delete {lock}")
         command = [str(self.python), "-m", "train_entry.ops"]
         try:
             if gpus:
@@ -202,13 +207,25 @@ def only_one(venv: Path) -> Iterator[None]:
         yield
 
 
-def install(environment: Environment, cuda: tuple[int, int] | None, dev: bool) -> None:
+def is_for_other_machines(asked_cuda: tuple[int, int] | None) -> bool:
+    """Whether jobs run elsewhere, on other processors perhaps: a CUDA is asked for, and no GPU is here."""
+    try:
+        return asked_cuda is not None and driver_cuda() is None
+    except InstallError:  # there is one, that does not say which CUDA it runs
+        return False
+
+
+def install(environment: Environment, asked_cuda: tuple[int, int] | None, dev: bool) -> None:
     start = time.monotonic()
+    cuda = asked_cuda or driver_cuda()
     vendor = find_torch(Path(sys.executable))
     environment.create(vendor)
     torch = environment.install_torch(vendor, cuda)
     environment.install_project(torch, vendor, dev)
-    environment.compile_ops(gpus=cuda is not None)
+    if is_for_other_machines(asked_cuda):
+        print(OPS_ELSEWHERE)
+    else:
+        environment.compile_ops(gpus=cuda is not None)
     environment.verify()
     for stamp in (environment.stamp(False), *([environment.stamp(True)] if dev else [])):
         stamp.touch()
@@ -235,7 +252,7 @@ def main(arguments: Sequence[str]) -> int:
         check_machine()
         with only_one(environment.path):
             if not environment.is_fresh(asked.dev):
-                install(environment, asked.cuda or driver_cuda(), asked.dev)
+                install(environment, asked.cuda, asked.dev)
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

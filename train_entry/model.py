@@ -49,6 +49,8 @@ def build_model(
         pour(saved, model, sharding, beat)
     else:
         pour(NewWeights(_without_storage(config_of(shape)), plan.seed, device), model, sharding, beat)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # rank 0 of ZeRO-3 has drawn all parameters, others only their shards
     torch.manual_seed(plan.seed)  # whatever was drawn until here, which differs between the ranks of ZeRO-3
     # Named, since transformers warns of a default that it takes anyway.
     model.loss_type = "ForCausalLM"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ OPS = (SHM_COMM, CPU_ADAM, ASYNC_IO)
 
 
 def prepare_extensions() -> Path:
-    """Where compiled operators live: inside the environment, since they fit one torch version only.
+    """Where compiled operators live, free of stale locks: inside the environment, whose torch alone they fit.
 
     Also lets torch find ninja, which it starts by name even to load what is compiled: it lies beside this
     interpreter, and PATH leads there only where somebody activated the environment.
@@ -71,15 +72,26 @@ def prepare_extensions() -> Path:
     if path.split(os.pathsep)[0] != beside_python:  # another ninja cannot read this one's log, and rebuilds
         os.environ["PATH"] = f"{beside_python}{os.pathsep}{path}"
     default = Path(sys.prefix) / "torch_extensions"
-    return Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
+    directory = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
+    for lock in remove_stale_locks(directory, STALE_LOCK_S):
+        print(f"removed a stale compile lock: {lock}")
+    return directory
 
 
 def remove_stale_locks(directory: Path, older_than_s: float) -> list[Path]:
     """Delete compile locks whose builder must be gone; returns those deleted."""
-    stale = [lock for lock in directory.glob("**/lock") if time.time() - lock.stat().st_mtime >= older_than_s]
-    for lock in stale:
-        lock.unlink(missing_ok=True)
-    return stale
+    removed = []
+    for lock in compile_locks(directory):
+        with suppress(OSError):  # another rank was faster, or may what we may not
+            if time.time() - lock.stat().st_mtime >= older_than_s:
+                lock.unlink()
+                removed.append(lock)
+    return removed
+
+
+def compile_locks(directory: Path) -> list[Path]:
+    """Whoever loads an operator waits for its lock, if it is there."""
+    return list(directory.glob("*/lock"))  # torch/utils/cpp_extension.py, _jit_compile; file_baton.py
 
 
 def has_libaio() -> bool:
@@ -117,8 +129,6 @@ def left_out(gpus: bool) -> list[str]:
 def build(gpus: bool) -> int:
     """Compile what is missing, one at a time, saying so; 1 where an operator that all jobs need fails."""
     directory = prepare_extensions()
-    for lock in remove_stale_locks(directory, STALE_LOCK_S):
-        print(f"removed a stale compile lock: {lock}")
     for line in left_out(gpus):
         print(line)
     libaio = has_libaio()

@@ -78,8 +78,8 @@ class RankInfo:
 def prepare_process(where: RankInfo, device_kind: str, expandable_segments: bool = False) -> None:
     """Set what libraries read while they are imported, and tie this process to its parent."""
     prepare_extensions()
-    if expandable_segments and device_kind == "cuda":
-        expand_segments(os.environ, version("torch"))
+    if device_kind == "cuda":
+        set_segments(os.environ, version("torch"), expandable_segments)
     die_with_parent()
     os.environ["DS_ACCELERATOR"] = device_kind  # else DeepSpeed guesses, and warns on a CPU
     os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed insists on it
@@ -90,15 +90,19 @@ def prepare_process(where: RankInfo, device_kind: str, expandable_segments: bool
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def expand_segments(environ: MutableMapping[str, str], torch_version: str) -> None:
-    """Let torch's CUDA allocator grow its segments, beside whatever the user asks of it."""
+def set_segments(environ: MutableMapping[str, str], torch_version: str, expandable: bool) -> None:
+    """Let torch's CUDA allocator grow its segments, or not, beside whatever else the user asks of it."""
     release = tuple(int(part) for part in torch_version.split(".")[:2])
     old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # torch 2.9 renamed it, and warns of the old
     asked = environ.pop(old, "")
     if release >= (2, 9):
         asked = environ.get(new) or asked
-    name = new if release >= (2, 9) else old
-    environ[name] = ",".join(filter(None, (asked, "expandable_segments:True")))  # the last word counts
+    if not expandable and "expandable_segments" not in asked:
+        ours = ""  # off is torch's default
+    else:
+        ours = f"expandable_segments:{expandable}"  # the last word counts
+    if words := ",".join(filter(None, (asked, ours))):
+        environ[new if release >= (2, 9) else old] = words
 
 
 def die_with_parent() -> None:

@@ -5,17 +5,17 @@ DeepSpeed writes below `nvme_path` under names that are the same in every job, a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-PREFIX = "shardsweep-"
+from train_entry.contract import delete_abandoned_scratch, lock_scratch, scratch_prefix
+
 OFFLOADS = ("offload_optimizer", "offload_param")
 
 
@@ -23,7 +23,7 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 def own_nvme_path(ds_config: Mapping[str, Any], owner: str) -> Iterator[dict[str, Any]]:
     """The configuration, its `nvme_path` led into a new directory that is deleted at the end.
 
-    What killed ranks left beside it is deleted at the beginning. Raises ValueError where there is no disk.
+    What killed ranks left beside it is deleted at the beginning. Raises ValueError where there can be none.
     """
     zero = dict(ds_config.get("zero_optimization", {}))
     with ExitStack() as stack:
@@ -40,44 +40,36 @@ def own_nvme_path(ds_config: Mapping[str, Any], owner: str) -> Iterator[dict[str
 
 @contextmanager
 def _own_directory(root: Path, owner: str) -> Iterator[Path]:
-    if not root.is_dir():
-        raise ValueError(f"cluster.nvme_path: {root} is no directory on {socket.gethostname()}")
-    _delete_abandoned(root)
-    directory, lock = _locked_directory(root, owner)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked_directory(root: Path, owner: str) -> tuple[Path, int]:
-    """A new directory and the lock that shows it to be in use: the kernel drops it with the process."""
-    while True:
-        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{owner}-", dir=root))
-        lock = _lock(directory)
-        if lock is not None and directory.exists():
-            return directory, lock
-        if lock is not None:  # another rank, looking for what is abandoned, was faster
-            os.close(lock)
-
-
-def _delete_abandoned(root: Path) -> None:
-    for directory in root.glob(f"{PREFIX}*"):
-        lock = _lock(directory)
-        if lock is not None:
-            shutil.rmtree(directory, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(directory: Path) -> int | None:
-    """The lock of a directory; None where somebody holds it, or where it is gone or not ours."""
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    delete_abandoned_scratch(root)
+    with ExitStack() as held:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return None
-        return handle
-    return None
+            directory = _locked_directory(root, owner, held)
+            _open_past_page_cache(directory / "probe")
+        except OSError as error:
+            raise ValueError(
+                f"cluster.nvme_path: {root} on {socket.gethostname()}: {error.strerror}; "
+                "give a directory on a local disk"
+            ) from error
+        yield directory
+
+
+def _locked_directory(root: Path, owner: str, held: ExitStack) -> Path:
+    """A new directory, shown to be in use until `held` deletes it. Raises OSError where there can be none."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=f"{scratch_prefix()}{owner}-", dir=root))
+        held.callback(shutil.rmtree, directory, ignore_errors=True)
+        lock = lock_scratch(directory)
+        if lock is not None:
+            held.callback(os.close, lock)
+        if lock is not None and directory.exists():
+            return directory
+        # Else somebody who looked for what is abandoned was faster than the lock.
+
+
+def _open_past_page_cache(file: Path) -> None:
+    """Raise OSError where DeepSpeed's aio could not open a file: it would end the rank without a reason."""
+    # deepspeed/ops/csrc/aio/common/deepspeed_aio_common.cpp, open_file
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
+    finally:
+        file.unlink(missing_ok=True)

@@ -79,7 +79,7 @@ def driver_cuda() -> tuple[int, int] | None:
     except subprocess.TimeoutExpired:
         raise InstallError("nvidia-smi does not answer; say which CUDA to install for: --cuda X.Y") from None
     if smi.returncode != 0 or "No devices" in smi.stdout:
-        print("nvidia-smi finds no GPU: installing for a machine without one")
+        print("nvidia-smi finds no GPU here")
         return None
     cuda = parse_driver_cuda(smi.stdout)
     if cuda is None:

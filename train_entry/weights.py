@@ -9,15 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from train_entry.engine import Sharding
 
@@ -31,9 +36,20 @@ WEIGHT_FILES = (
 # Old checkpoints hold what is now computed from the configuration; transformers passes over it too.
 COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 NAMED = 3  # tensors that a message names; more would not help
+# For parameters that files may leave out. Not the trial's: what comes from files is the same for all seeds.
+SEED_OF_REST = 0
+# What a damaged file raises, by its kind and by where it ends. Where the type does not tell, the words do.
+DAMAGED = (SafetensorError, EOFError, LookupError, struct.error)
+DAMAGED_TEXTS = (
+    "UnpicklingError",  # the type that weights_only raises, whose module nothing here imports
+    "PytorchStreamReader",  # caffe2/serialize/inline_container.cc: a zip file without its end or its parts
+    "unexpected EOF",  # torch/csrc/serialization.cpp: a file of the old format that is cut off
+    "Invalid argument",  # a zip file that lacks its last bytes: torch then seeks before its beginning
+)
 
 swap: Callable[[torch.Tensor, torch.Tensor], None] = torch.utils.swap_tensors
 Weights = Callable[[str], torch.Tensor]  # values by a parameter's name, of its whole shape
+Tensors = Mapping[str, torch.Tensor]
 
 
 def pour(weights: Weights, model: torch.nn.Module, sharding: Sharding, beat: Callable[[], None]) -> None:
@@ -116,13 +132,14 @@ class Stored:
     key: str
     shape: tuple[int, ...]
 
-    def read(self) -> torch.Tensor:
+    def read(self, unmapped: Callable[[Path], Tensors]) -> torch.Tensor:
         """On the CPU, in pages of the mapped file: other ranks share them, and they go with the tensor."""
         if self.file.suffix == ".safetensors":
-            with safe_open(self.file, framework="pt") as file:
+            with _naming(self.file), safe_open(self.file, framework="pt") as file:
                 tensor: torch.Tensor = file.get_tensor(self.key)
             return tensor
-        return _unpickled(self.file)[self.key]
+        unpickle = _unpickled if is_zipfile(self.file) else unmapped
+        return unpickle(self.file)[self.key]
 
 
 class SavedWeights:
@@ -133,10 +150,25 @@ class SavedWeights:
         wanted = model.state_dict(keep_vars=True)
         found, unexpected = _found(directory, model, wanted)
         self._stored = _with_tied(found, wanted)
-        _refuse_others(directory, self._stored, wanted, unexpected)
+        missing = _missed(model, [name for name in wanted if name not in self._stored])
+        _refuse_others(directory, self._stored, wanted, missing, unexpected)
+        self._new = self._new_weights(model)
+        # Files from before torch 1.6 cannot be mapped. The last one read stays whole, until this is dropped.
+        self._unmapped = lru_cache(maxsize=1)(_unpickled)
 
     def __call__(self, name: str) -> torch.Tensor:
-        return self._stored[name].read()
+        if name in self._stored:
+            return self._stored[name].read(self._unmapped)
+        return self._new[name](name)
+
+    def _new_weights(self, model: PreTrainedModel) -> Mapping[str, Weights]:
+        """For parameters that the files leave out. Made before any is asked for: all ranks refuse alike."""
+        names = [name for name, _ in model.named_parameters() if name not in self._stored]
+        if not names:
+            return {}
+        with torch.device("meta"):
+            twin = type(model)(model.config)
+        return dict.fromkeys(names, NewWeights(twin, SEED_OF_REST, torch.device("cpu")))
 
     def fill_buffers(self, model: torch.nn.Module) -> None:
         """Every rank for itself: they are small, and never sharded."""
@@ -166,47 +198,97 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _found(
-    directory: Path, model: PreTrainedModel, wanted: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Stored], list[str]]:
+def _found(directory: Path, model: PreTrainedModel, wanted: Tensors) -> tuple[dict[str, Stored], list[str]]:
     """What the files hold: by the model's names, and what has none there."""
-    passed_over = re.compile("|".join([*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ())]))
+    passed_over = _any_of([*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ())])
+    name_of = _names(model, wanted)
     found: dict[str, Stored] = {}
-    unexpected = []
-    for stored in (stored for file in weight_files(directory) for stored in _contents(file)):
-        # A checkpoint of the base model alone, as GPT-2's, lacks the prefix.
-        prefixed = f"{model.base_model_prefix}.{stored.key}"
-        name = stored.key if stored.key in wanted else prefixed
-        if name in wanted:
+    unexpected, converted = [], []
+    contents = [stored for file in weight_files(directory) for stored in _contents(file)]
+    for stored in sorted(contents, key=lambda stored: stored.key):  # some renamings wait for an earlier one
+        name, is_converted = name_of(stored.key)
+        if name not in wanted:
+            unexpected += [] if passed_over.search(name) else [stored.key]
+        elif is_converted:
+            converted.append(stored.key)
+        else:
             found[name] = stored
-        elif not passed_over.search(stored.key):
-            unexpected.append(stored.key)
+    if converted:
+        raise ValueError(
+            f"a model of type {model.config.model_type} trains with other tensors than {directory} stores: "
+            f"{_some(converted)} would have to be converted, and only tensors that are stored as they are "
+            "trained can be fine-tuned; save_pretrained(save_original_format=False) writes those"
+        )
     return found, unexpected
+
+
+def _names(model: PreTrainedModel, wanted: Tensors) -> Callable[[str], tuple[str, bool]]:
+    """For a key in a file: the model's name, and whether transformers would make another tensor of it.
+
+    The name is that of its convert_and_load_state_dict_in_model: renamed, and with the base model's prefix or
+    without, as the model has it.
+    """
+    conversions = get_model_conversion_mapping(model)
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if not isinstance(conversion, WeightRenaming)]
+
+    def name_of(key: str) -> tuple[str, bool]:
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
+        if name not in wanted and key in wanted:
+            return key, False
+        return name, pattern is not None
+
+    return name_of
 
 
 def _contents(file: Path) -> list[Stored]:
     if file.suffix == ".safetensors":
-        with safe_open(file, framework="pt") as opened:
+        with _naming(file), safe_open(file, framework="pt") as opened:
             return [Stored(file, key, tuple(opened.get_slice(key).get_shape())) for key in opened.keys()]
     return [Stored(file, key, tuple(tensor.shape)) for key, tensor in _unpickled(file).items()]
 
 
-def _unpickled(file: Path) -> Mapping[str, torch.Tensor]:
+def _unpickled(file: Path) -> Tensors:
     """Tensors and plain containers only: weights_only runs no code of the file's."""
-    tensors: Mapping[str, torch.Tensor] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    with _naming(file):
+        tensors: Tensors = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
     return tensors
 
 
-def _with_tied(found: Mapping[str, Stored], wanted: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Raises ValueError with the file's name for what only says that bytes are not as they should be."""
+    try:
+        yield
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, DAMAGED) or any(text in said for text in DAMAGED_TEXTS):
+            raise ValueError(
+                f"{file} cannot be read ({type(error).__name__}): it is cut off or damaged, or holds more "
+                "than tensors; copy or save it again"
+            ) from error
+        raise
+
+
+def _missed(model: PreTrainedModel, absent: list[str]) -> list[str]:
+    """Of what the files leave out, that which transformers misses too: the rest needs none."""
+    not_missed = _any_of(model._keys_to_ignore_on_load_missing or ())
+    return [name for name in absent if not not_missed.search(name)]
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"({pattern})" for pattern in patterns) or "(?!)")  # that fits nothing
+
+
+def _with_tied(found: Mapping[str, Stored], wanted: Tensors) -> dict[str, Stored]:
     """All names of a tied parameter lead to one stored tensor; files hold it under one name or each."""
     by_tensor = {id(wanted[name]): stored for name, stored in found.items()}
     return {name: by_tensor[id(tensor)] for name, tensor in wanted.items() if id(tensor) in by_tensor}
 
 
 def _refuse_others(
-    directory: Path, stored: Mapping[str, Stored], wanted: Mapping[str, torch.Tensor], unexpected: list[str]
+    directory: Path, stored: Mapping[str, Stored], wanted: Tensors, missing: list[str], unexpected: list[str]
 ) -> None:
-    missing = [name for name in wanted if name not in stored]
     shapes = {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in wanted.items()}
     others = [
         f"{name} {place.shape} instead of {shapes[name]}"

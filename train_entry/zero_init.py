@@ -30,9 +30,12 @@ class ZeroInit:
         # Parameters refer to themselves here, so one that is replaced by a tied one keeps its shard until it
         # is collected: now, and without looking at all that the imports left.
         gc.freeze()
-        with self._device, init:
-            yield
-        gc.collect()
+        try:
+            with self._device, init:
+                yield
+            gc.collect()
+        finally:
+            gc.unfreeze()
 
     @contextlib.contextmanager
     def whole(self, parameter: torch.nn.Parameter) -> Iterator[bool]:

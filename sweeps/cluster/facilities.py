@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from sweeps.machine import Nvme
+from train_entry.contract import delete_abandoned_scratch
 
 # x86 (Sapphire Rapids and later; AMX) and ARM names of fp16 arithmetic, as Linux lists them.
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp")
@@ -16,7 +17,7 @@ LIBAIO_HEADERS = ("/usr/include/libaio.h", "/usr/local/include/libaio.h")
 
 
 def find_nvme(path: str | None) -> Nvme | None:
-    """The directory for offload to NVMe; None where none is named."""
+    """The directory for offload to NVMe, free of what dead ranks left there; None where none is named."""
     if path is None:
         return None
     where = Path(path).resolve()
@@ -25,6 +26,8 @@ def find_nvme(path: str | None) -> Nvme | None:
         problem = "is not a directory"
     elif not os.access(where, os.W_OK | os.X_OK):
         problem = "cannot be written"
+    if problem is None:
+        delete_abandoned_scratch(where)  # as after a supervisor that was killed with its rank
     free_bytes = 0 if problem else shutil.disk_usage(where).free
     return Nvme(path=str(where), free_bytes=free_bytes, problem=problem)
 

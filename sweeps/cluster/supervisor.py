@@ -30,6 +30,7 @@ from train_entry.contract import (
     RankMeasurement,
     TimeLimits,
     TrialSpec,
+    delete_abandoned_scratch,
     dump,
     read_document,
     write_atomic,
@@ -43,7 +44,7 @@ MAX_GPU_THREADS = 8  # beyond that host threads no longer help a rank that compu
 
 
 def supervise(attempt_path: str) -> None:
-    """Run one rank of an attempt to its end, and write how it ended."""
+    """Run one rank of an attempt to its end, write how it ended, and leave nothing of it behind."""
     die_with_parent()
     adopt_orphans()
     environment = submitit.JobEnvironment()
@@ -58,6 +59,8 @@ def supervise(attempt_path: str) -> None:
         signal.signal(number, watch.cancel)
     write_atomic(attempt.exit(environment.global_rank), dump(watch.run(environment.local_rank)))
     end_descendants()
+    if nvme_path := spec.plan.offload.nvme_path:  # a rank that was killed, as a silent one is, could not
+        delete_abandoned_scratch(Path(nvme_path))
 
 
 def job_record(job_id: str, leader: int) -> JobRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sweeps.advisor import plan_of
@@ -13,7 +13,7 @@ from sweeps.export import reproduce_command
 from sweeps.ledger import Ledger
 from sweeps.machine import Machine
 from sweeps.planner import Planner
-from sweeps.remedies import ALL, Option, PlanOf, known, nothing_left, options
+from sweeps.remedies import ALL, Option, PlanOf, known, nothing_left, options, under_way
 from train_entry.contract import (
     Advice,
     Failure,
@@ -35,8 +35,7 @@ def advice_lines(directory: StudyDir, record: StudyRecord, number: int) -> Itera
     ledger = Ledger(directory)
     numbers = [trial.number for trial in ledger.trials]
     if number not in numbers:
-        there_are = f"there are {min(numbers)} to {max(numbers)}" if numbers else "it has none yet"
-        raise ConfigError(f"{directory.path}: no trial {number}; {there_are}")
+        raise ConfigError(f"{directory.path}: no trial {number}; {_there_are(numbers)}")
     trial = ledger[number]
     yield f"trial {number:04d}, {_knobs(trial)}: {trial.state}"
     match trial.outcome:
@@ -49,6 +48,12 @@ def advice_lines(directory: StudyDir, record: StudyRecord, number: int) -> Itera
         case None:
             yield from (f"rejected: {reason.text}" for reason in trial.reasons)
             yield from ("it has no result yet",) if trial.state is not State.REJECTED else ()
+
+
+def _there_are(numbers: Sequence[int]) -> str:
+    if len(numbers) < 2:
+        return f"there is only {numbers[0]}" if numbers else "it has none yet"
+    return f"there are {min(numbers)} to {max(numbers)}"
 
 
 def _knobs(trial: Trial) -> str:
@@ -76,7 +81,7 @@ def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial
     except SweepError as error:
         yield from _stored(directory, trial, str(error).splitlines()[0])
         return
-    unchanged = plans({})
+    unchanged = plans({}, {})
     if unchanged is None or unchanged.fingerprint != trial.fingerprint:
         yield from _stored(directory, trial, f"here ({machine.device_name}) its overrides make another plan")
         return
@@ -85,7 +90,8 @@ def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial
     for option in tried:
         yield f"tried:    {_changes(option.advice)}: {_came_to(option)}"
     if len(tried) < len(found):
-        yield from _advice(directory, found[-1].advice)
+        same = under_way(ledger.trials).get(found[-1].candidate.fingerprint)
+        yield from _advice(directory, found[-1].advice, same)
     elif any(_fits(option) for option in tried):
         yield "next:     nothing is left to try; see above what fits"
     else:
@@ -107,12 +113,16 @@ def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
         yield from _advice(directory, trial.advice)
 
 
-def _advice(directory: StudyDir, advice: Advice) -> Iterator[str]:
+def _advice(directory: StudyDir, advice: Advice, same: Trial | None = None) -> Iterator[str]:
+    """`same`: a trial that tries it already."""
     yield f"next:     {_changes(advice)}"
     yield f"because:  {advice.why}"
     if remedy := ALL.get(advice.remedy):
         yield f"it does:  {remedy.explanation}"
         yield f"it costs: {remedy.cost}"
+    if same is not None:
+        yield f"now:      trial {same.number:04d} is {same.state} with this plan: wait, or resume the study"
+        return
     place = [f"study={directory.path.name}"]  # beside the trial that failed, in one table
     if (studies := directory.path.absolute().parent) != Path("studies").absolute():
         place.append(f"studies_dir={studies}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from sweeps.config.schema import SweepConfig
@@ -45,6 +46,12 @@ def with_value(config: SweepConfig, key: str, value: Any) -> SweepConfig:
         return dataclasses.replace(config, **{name: value})
     part = dataclasses.replace(getattr(config, section), **{name: value})
     return dataclasses.replace(config, **{section: part})
+
+
+def flat_default(key: str) -> Any:
+    """The default as a flattened configuration has it: lists as JSON. None for a key that is no field."""
+    default = default_of(key) if key in FIELDS else None
+    return json.dumps(default) if isinstance(default, list) else default
 
 
 def default_of(key: str) -> Any:

@@ -171,7 +171,7 @@ class OffloadConfig:
     buffer_count: int = knob(5, "weights on NVMe: buffers in host memory", low=1)
     buffer_size: float = knob(
         1e8,
-        "weights on NVMe: size of a buffer; the largest parameter must fit",
+        "weights on NVMe: size of a buffer; a rank's share of the largest parameter must fit",
         unit="elements",
         low=1,
         integral=True,
@@ -199,7 +199,7 @@ class Fp16Config:
     initial_scale_power: int = knob(16, "the dynamic scale begins at 2 to this power", low=0, high=32)
     loss_scale_window: int = knob(1000, "steps without overflow until it doubles", unit="steps", low=1)
     hysteresis: int = knob(2, "overflows until it halves", low=1)
-    min_loss_scale: float = knob(1.0, "it never falls below", above=0)
+    min_loss_scale: float = knob(1.0, "it never falls below", low=1, integral=True)
 
 
 @dataclass

@@ -1,12 +1,22 @@
 """What to try after a trial that ran out of memory, in the order in which an experienced engineer would."""
 
-from sweeps.remedies.advise import Candidate, Option, PlanOf, advise, known, nothing_left, options
-from sweeps.remedies.base import Remedy, Step
+from sweeps.remedies.advise import (
+    Candidate,
+    Option,
+    PlanOf,
+    advise,
+    known,
+    nothing_left,
+    options,
+    under_way,
+)
+from sweeps.remedies.base import Changes, Remedy, Step
 from sweeps.remedies.order import ALL, remedies_for
 
 __all__ = [
     "ALL",
     "Candidate",
+    "Changes",
     "Option",
     "PlanOf",
     "Remedy",
@@ -16,4 +26,5 @@ __all__ = [
     "nothing_left",
     "options",
     "remedies_for",
+    "under_way",
 ]

@@ -7,27 +7,8 @@ from dataclasses import dataclass
 
 from sweeps.remedies.base import Changes, Remedy, Step
 from sweeps.remedies.order import remedies_for
+from sweeps.verdicts import VERDICTS, Verdict
 from train_entry.contract import Advice, Failure, FailureKind, ModelShape, Plan, Scalar, State, Trial
-
-# What the presets of conf/strategy set, for a configuration that sets these knobs itself, which then win.
-KNOBS_OF: Mapping[str, Changes] = {
-    "zero1": {"engine": "deepspeed", "zero.stage": 1},
-    "zero2": {"engine": "deepspeed", "zero.stage": 2},
-    "zero3": {"engine": "deepspeed", "zero.stage": 3, "zero.overlap_comm": True},
-    "zero2_offload": {"engine": "deepspeed", "zero.stage": 2, "zero.offload_optimizer": "cpu"},
-    "zero3_offload": {
-        "engine": "deepspeed",
-        "zero.stage": 3,
-        "zero.offload_optimizer": "cpu",
-        "zero.offload_param": "cpu",
-    },
-    "zero3_nvme": {
-        "engine": "deepspeed",
-        "zero.stage": 3,
-        "zero.offload_optimizer": "nvme",
-        "zero.offload_param": "nvme",
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +17,12 @@ class Candidate:
 
     plan: Plan
     fingerprint: str
+    changes: Changes
     overrides: tuple[str, ...]  # of the trial, the changes applied
 
 
-PlanOf = Callable[[Changes], Candidate | None]  # None: those changes make no legal plan
+# Of changes made before, and a remedy's on top. None: no legal plan, or a remedy without effect.
+PlanOf = Callable[[Changes, Changes], Candidate | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,24 +31,30 @@ class Option:
 
     remedy: Remedy
     step: Step
-    changes: Changes  # all of them, from the trial that failed
-    candidate: Candidate
+    candidate: Candidate  # its changes: all of them, from the trial that failed
     tried: Trial | None
 
     @property
     def advice(self) -> Advice:
         return Advice(
             remedy=self.remedy.name,
-            changes=self.changes,
+            changes=self.candidate.changes,
             why=self.step.why,
             overrides=self.candidate.overrides,
         )
 
 
 def known(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """Trials that tell whether their plan fits, by fingerprint."""
-    told = (State.MEASURED, State.INFEASIBLE)
-    return {trial.fingerprint: trial for trial in trials if trial.fingerprint and trial.state in told}
+    """Trials that tell of their plan, by fingerprint; whether it fits counts more than another failure."""
+    told = [trial for trial in trials if trial.fingerprint and _tells(trial)]
+    told.sort(key=lambda trial: trial.state is not State.FAILED)
+    return {trial.fingerprint: trial for trial in told if trial.fingerprint}
+
+
+def under_way(trials: Iterable[Trial]) -> dict[str, Trial]:
+    """Trials that are yet to tell of their plan, by fingerprint."""
+    open_ = (State.QUEUED, State.RUNNING)
+    return {trial.fingerprint: trial for trial in trials if trial.fingerprint and trial.state in open_}
 
 
 def advise(
@@ -82,7 +71,7 @@ def options(
     """Remedies in order, up to the first that the study has not tried.
 
     One that ran out of the same memory stays applied, since less would not do: the next comes on top. One
-    that fits, or that ran out of other memory, is left out again.
+    that fits, or that failed otherwise, is left out again.
     """
     kind, plan, changes = _kind(trial), trial.plan, dict[str, Scalar]()
     remedies = remedies_for(kind, device) if kind and plan else ()
@@ -98,7 +87,7 @@ def options(
         if option.tried is None:
             return
         if _kind(option.tried) is kind:
-            plan, changes, at = option.candidate.plan, dict(option.changes), 0
+            plan, changes, at = option.candidate.plan, dict(option.candidate.changes), 0
 
 
 def nothing_left(trial: Trial, device: str) -> str:
@@ -118,6 +107,13 @@ def nothing_left(trial: Trial, device: str) -> str:
     return "every remedy has been tried: a larger card, more ranks, a smaller model"
 
 
+def _tells(trial: Trial) -> bool:
+    """A lost node or peer says nothing about the plan."""
+    if trial.state is State.FAILED and isinstance(trial.outcome, Failure):
+        return VERDICTS[trial.outcome.kind] is not Verdict.RETRY
+    return trial.state in (State.MEASURED, State.INFEASIBLE)
+
+
 def _kind(trial: Trial) -> FailureKind | None:
     return trial.outcome.kind if isinstance(trial.outcome, Failure) else None
 
@@ -131,23 +127,7 @@ def _option(
     tried: Mapping[str, Trial],
 ) -> Option | None:
     step = remedy(plan, model)
-    if step is None:
+    candidate = plan_of(changes, step.changes) if step else None
+    if step is None or candidate is None:
         return None
-    for spelled in _spellings(changes, step.changes):
-        candidate = plan_of(spelled)
-        if candidate is not None and _took(candidate.plan, step.changes):
-            trial = tried.get(candidate.fingerprint)
-            return Option(remedy=remedy, step=step, changes=spelled, candidate=candidate, tried=trial)
-    return None
-
-
-def _spellings(changes: Changes, more: Changes) -> Iterator[Changes]:
-    yield {**changes, **more}
-    if "strategy" in more:
-        others = {key: value for key, value in more.items() if key != "strategy"}
-        yield {**changes, **KNOBS_OF[str(more["strategy"])], **others}
-
-
-def _took(plan: Plan, changes: Changes) -> bool:
-    """Whether a preset had its effect: knobs that the configuration sets beside it win."""
-    return "strategy" not in changes or plan.strategy == changes["strategy"]
+    return Option(remedy=remedy, step=step, candidate=candidate, tried=tried.get(candidate.fingerprint))

@@ -83,11 +83,14 @@ def buckets(plan: Plan) -> float:
 
 
 def gathered_weights(plan: Plan, model: ModelShape) -> float:
-    """Whole weights that stage 3 has at hand at most: those in use, kept for reuse, or prefetched."""
+    """Whole weights that stage 3 has at hand at most: those in use, kept for reuse, or prefetched.
+
+    No limit splits a parameter, so the largest is a floor.
+    """
     if stage(plan) < 3:
         return 0.0
     kept = plan.zero.max_live_parameters + plan.zero.prefetch_bucket_size
-    return element_bytes(plan) * min(kept, model.parameters)
+    return element_bytes(plan) * max(model.largest_parameter, min(kept, model.parameters))
 
 
 def activations(plan: Plan, model: ModelShape) -> float:

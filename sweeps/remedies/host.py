@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sweeps.remedies import footprint
-from sweeps.remedies.base import Step, remedy, rounded_up, size
+from sweeps.remedies.base import Changes, Step, remedy, rounded_up, size
 from train_entry.contract import ModelShape, Offload, Plan, Scalar
 
 
@@ -56,10 +56,8 @@ def optimizer_on_to_nvme(plan: Plan, model: ModelShape) -> Step | None:
     """The optimizer's states go on from host memory to a local disk."""
     if plan.offload.optimizer is not Offload.CPU or footprint.stage(plan) < 3:
         return None
-    share = size(footprint.sharded_states(plan, model).optimizer)
-    return Step(
-        changes={"zero.offload_optimizer": "nvme"}, why=f"{share} a rank leaves the host for the disk"
-    )
+    share = size(_optimizer_on_host(plan, model))
+    return Step(changes=_all_to(plan, "nvme"), why=f"{share} a rank leaves the host for the disk")
 
 
 @remedy(cost="the GPUs must hold all of the optimizer again")
@@ -67,6 +65,16 @@ def optimizer_back(plan: Plan, model: ModelShape) -> Step | None:
     """The optimizer's states return to the GPU."""
     if plan.offload.optimizer is not Offload.CPU:
         return None
-    share = size(footprint.sharded_states(plan, model).optimizer)
+    share = size(_optimizer_on_host(plan, model))
     why = f"{share} a rank leaves the host, and comes back to the GPU"
-    return Step(changes={"zero.offload_optimizer": "none"}, why=why)
+    return Step(changes=_all_to(plan, "none"), why=why)
+
+
+def _optimizer_on_host(plan: Plan, model: ModelShape) -> float:
+    return plan.offload.ratio * footprint.sharded_states(plan, model).optimizer
+
+
+def _all_to(plan: Plan, place: str) -> Changes:
+    """A share on the host, where there was one, ends with it."""
+    whole: Changes = {"offload.ratio": 1.0} if plan.offload.ratio < 1 else {}
+    return {"zero.offload_optimizer": place, **whole}

@@ -30,8 +30,7 @@ class Draft:
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest matrix: an embedding, or a feed-forward layer."""
-        return self.model.hidden * max(self.model.vocab, self.model.ffn)
+        return self.model.largest_parameter
 
     @property
     def is_deepspeed(self) -> bool:

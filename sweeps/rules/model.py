@@ -5,10 +5,12 @@ from __future__ import annotations
 from sweeps.config.fields import block_interval
 from sweeps.rules.base import Draft, rule
 
+LEAST_WARMUP_STEPS = 2  # of DeepSpeed's schedules: deepspeed/runtime/lr_schedules.py
+
 
 @rule(source="every k-th of L transformer blocks")
 def a_block_is_checkpointed(draft: Draft) -> str | None:
-    """With k beyond the number of blocks, none would recompute."""
+    """With k beyond the number of blocks only the first would, as with k = their number: a mistake."""
     every = block_interval(draft.config.activation_checkpointing) or 0
     if every <= draft.model.layers:
         return None
@@ -55,23 +57,25 @@ def flash_attention_needs_a_card_that_has_it(draft: Draft) -> str | None:
 def the_warmup_ends_before_the_decay(draft: Draft) -> str | None:
     """total_steps counts the warm-up too."""
     lr = draft.config.lr
-    if lr.schedule == "constant" or lr.total_steps is None or lr.total_steps > draft.warmup_steps:
+    warmup = max(LEAST_WARMUP_STEPS, draft.warmup_steps)
+    if lr.schedule == "constant" or lr.total_steps is None or lr.total_steps > warmup:
         return None
     return (
-        f"lr.total_steps={lr.total_steps} leaves no step to decay after {draft.warmup_steps} warm-up steps; "
-        f"lr.total_steps must be more than {draft.warmup_steps}"
+        f"lr.total_steps={lr.total_steps} leaves no step to decay after {warmup} of warm-up (at least "
+        f"{LEAST_WARMUP_STEPS}); lr.total_steps must be more than {warmup}"
     )
 
 
-@rule(source="a rate that falls towards its peak is a mistake in a unit")
+@rule(source="deepspeed/runtime/lr_schedules.py takes it, and falls towards its peak")
 def the_ends_of_the_rate_are_below_its_peak(draft: Draft) -> str | None:
-    """DeepSpeed would accept it, and train backwards."""
+    """A rate that falls during the warm-up is a mistake in a unit."""
     lr = draft.config.lr
-    above = [name for name in ("warmup_from", "end") if getattr(lr, name) > lr.base]
+    ends = ("warmup_from", "end") if lr.schedule == "cosine" else ("warmup_from",)
+    above = [name for name in ends if getattr(lr, name) > lr.base]
     if not above:
         return None
     asked = " and ".join(f"lr.{name}={getattr(lr, name):g}" for name in above)
-    return f"{asked}: above the peak lr.base={lr.base:g}"
+    return f"{asked} is above the peak; it may be at most lr.base={lr.base:g}"
 
 
 RULES = (

@@ -7,9 +7,9 @@ import math
 from sweeps.rules.base import Draft, rule
 
 GIB = 2**30
-# Written by ZeRO-3 for each parameter of the model, over all ranks: fp32 master and Adam's two moments.
-OPTIMIZER_BYTES = 12
-GRADIENT_BYTES = 4  # and gradients, in fp32, where they are swapped out too
+# Written by ZeRO-3 for each parameter of the model, over all ranks: fp32 master, and two moments or one.
+OPTIMIZER_BYTES = {"adamw": 12, "sgd": 8}
+GRADIENT_BYTES = 4  # and gradients, in fp32
 
 
 def _offloads_anything(draft: Draft) -> bool:
@@ -95,12 +95,12 @@ def a_ratio_needs_a_constant_rate(draft: Draft) -> str | None:
     lr = draft.config.lr
     if not _is_ratio_in_use(draft) or draft.stage != 3:
         return None
-    if lr.base_warmup == 0 and lr.warmup in ("steps", "samples", "0") and lr.schedule == "constant":
+    if draft.warmup_steps == 0 and lr.schedule == "constant":
         return None
     return (
         f"offload.ratio={draft.config.offload.ratio:g} with a learning rate that changes: DeepSpeed "
-        "updates the device's share at its first rate for ever; offload.ratio may be 1, or "
-        "lr.base_warmup=0 and lr.schedule=constant"
+        "updates the device's share at its first rate for ever; offload.ratio may be 1, or the "
+        "rate constant: lr.warmup=0 and lr.schedule=constant"
     )
 
 
@@ -108,7 +108,7 @@ def a_ratio_needs_a_constant_rate(draft: Draft) -> str | None:
 def a_ratio_leaves_a_sub_group(draft: Draft) -> str | None:
     """The split is by whole sub-groups: with one of them, all of it goes to the CPU."""
     config = draft.config
-    if not _is_ratio_in_use(draft) or draft.stage != 3:
+    if not _is_ratio_in_use(draft) or draft.stage != 3 or draft.machine.device == "cpu":
         return None
     share = draft.model.parameters / draft.ranks
     groups = math.ceil(share / config.zero.sub_group_size)
@@ -165,7 +165,8 @@ def nvme_bytes(draft: Draft) -> int:
     """What a node writes: its ranks' share of the states that go there."""
     zero = draft.config.zero
     weight_bytes = 4 if draft.precision == "fp32" else 2
-    per_parameter = (OPTIMIZER_BYTES + GRADIENT_BYTES) * (zero.offload_optimizer == "nvme")
+    states = OPTIMIZER_BYTES[draft.config.optimizer.name]
+    per_parameter = (states + GRADIENT_BYTES) * (zero.offload_optimizer == "nvme")
     per_parameter += weight_bytes * (zero.offload_param == "nvme")
     within = min(draft.ranks, draft.machine.ranks_per_node)
     return math.ceil(draft.model.parameters * per_parameter * within / draft.ranks)

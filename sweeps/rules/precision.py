@@ -47,21 +47,22 @@ def accumulation_in_another_format_needs_a_zero_stage(draft: Draft) -> str | Non
     asked = draft.config.grad_accum_dtype
     if not draft.is_deepspeed or draft.stage > 0 or asked in ("auto", draft.precision):
         return None
+    way_out = "zero.stage may be 1, 2 or 3, or grad_accum_dtype=auto" if asked == "fp32" else "it may be auto"
     return (
         f"grad_accum_dtype={asked} with zero.stage=0 and precision={draft.precision}: DeepSpeed adds up in "
-        "another format with ZeRO only; zero.stage may be 1, 2 or 3, or grad_accum_dtype=auto"
+        f"another format with ZeRO only; {way_out}"
     )
 
 
 @rule(source="seen: ZeRO-2 gives the losses of the wider format, ZeRO-1 and 3 those of the narrower")
-def accumulation_is_not_narrower(draft: Draft) -> str | None:
+def accumulation_is_in_a_wider_format(draft: Draft) -> str | None:
     """DeepSpeed accepts it, and whether it does as told depends on the stage."""
     asked = draft.config.grad_accum_dtype
     if not draft.is_deepspeed or draft.stage == 0 or asked in ("auto", "fp32", draft.precision):
         return None
     return (
-        f"grad_accum_dtype={asked} with precision={draft.precision}: ZeRO-2 ignores it, ZeRO-1 and 3 lose "
-        "digits; grad_accum_dtype may be auto or fp32"
+        f"grad_accum_dtype={asked} with precision={draft.precision}: it is no wider, and ZeRO-2 ignores it "
+        "while ZeRO-1 and 3 lose digits; grad_accum_dtype may be auto or fp32"
     )
 
 
@@ -84,6 +85,6 @@ RULES = (
     fp16_needs_a_cpu_that_has_it,
     bf16_needs_a_card_that_has_it,
     accumulation_in_another_format_needs_a_zero_stage,
-    accumulation_is_not_narrower,
+    accumulation_is_in_a_wider_format,
     the_loss_scale_begins_above_its_minimum,
 )

@@ -74,6 +74,27 @@ def test_it_names_a_trial_that_fits(study: Callable[..., Bench], advise: Advise)
     assert said["next"] == "zero.reduce_bucket_size=1000"
 
 
+def test_it_says_what_a_remedy_came_to_that_failed_otherwise(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    scripts = {"zero1 x2": [oom], "*": [crash]}
+    said = advise(study(scripts, "activation_checkpointing=full", "micro_batch=2,1"), 1)
+    assert said["tried"] == "micro_batch=1: trial 0002 ended with crashed"
+    assert said["next"] == "zero.reduce_bucket_size=1000"
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING])
+def test_it_says_where_the_next_plan_is_under_way(
+    study: Callable[..., Bench], advise: Advise, state: State
+) -> None:
+    made = study({"*": [oom]}, "activation_checkpointing=full", "micro_batch=2,1")
+    made.ledger().change(2, state=state, outcome=None)
+    said = advise(made, 1)
+    assert said["next"] == "micro_batch=1"
+    assert said["now"] == f"trial 0002 is {state} with this plan: wait, or resume the study"
+    assert "try it" not in said
+
+
 def test_where_the_study_cannot_be_composed_any_more_the_stored_advice_counts(
     study: Callable[..., Bench], advise: Advise
 ) -> None:
@@ -114,9 +135,12 @@ def test_a_rejected_trial_shows_its_reasons(study: Callable[..., Bench], advise:
     assert "micro_batch may be 1, 2, 4 or 8" in advise(made, 1)["rejected"]
 
 
+@pytest.mark.parametrize(
+    ("dimension", "others"), [("micro_batch=1,2", "there are 1 to 2"), ("micro_batch=1", "there is only 1")]
+)
 def test_a_number_that_no_trial_has_is_one_line_and_status_2(
-    study: Callable[..., Bench], capsys: pytest.CaptureFixture[str]
+    study: Callable[..., Bench], capsys: pytest.CaptureFixture[str], dimension: str, others: str
 ) -> None:
-    made = study({}, "micro_batch=1,2")
+    made = study({}, dimension)
     assert main(["advise", str(made.directory.path), "7"]) == 2
-    assert capsys.readouterr().err == f"{made.directory.path}: no trial 7; there are 1 to 2\n"
+    assert capsys.readouterr().err == f"{made.directory.path}: no trial 7; {others}\n"

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from sweeps.advisor import plan_of
+from sweeps.advisor import knobs_of, plan_of
 from sweeps.config.compose import Composer
 from sweeps.machine import Gpu, Machine, Nvme
 from sweeps.models import model_shape
 from sweeps.planner import Planner
-from sweeps.remedies import Candidate, advise, known, nothing_left, remedies_for
+from sweeps.remedies import Candidate, Changes, advise, known, nothing_left, remedies_for
+from sweeps.verdicts import state_of
 from tests.examples import a_measurement, a_trial
-from train_entry.contract import Advice, Failure, FailureKind, Scalar, State, Trial
+from train_entry.contract import Advice, Failure, FailureKind, Measurement, Scalar, Trial
 
 
 @dataclass
@@ -30,26 +31,27 @@ class Lab:
     def __post_init__(self) -> None:
         self.model = model_shape(self.composer.compose().model)
         self.planner = Planner(self.composer, self.model, self.machine, "mine")
-        self.made: dict[frozenset[tuple[str, Scalar]], Candidate | None] = {}
+        self.made: dict[tuple[frozenset[tuple[str, Scalar]], ...], Candidate | None] = {}
         self.ended({}, self.kind)
 
-    def plans(self, changes: Mapping[str, Scalar]) -> Candidate | None:
+    def plans(self, before: Changes, more: Changes) -> Candidate | None:
         """The planner's, each once: a chain of advice asks for its first plans again and again."""
-        key = frozenset(changes.items())
+        key = (frozenset(before.items()), frozenset(more.items()))
         if key not in self.made:
-            self.made[key] = plan_of(self.planner.plan, {})(changes)
+            self.made[key] = plan_of(self.planner.plan, {})(before, more)
         return self.made[key]
 
     def ended(self, changes: Mapping[str, Scalar], kind: FailureKind | None) -> None:
         """A trial of the study, with these changes; None: it fits."""
-        planned = self.plans(changes)
+        planned = self.plans(changes, {})
         assert planned is not None
+        outcome = a_measurement() if kind is None else Failure(kind=kind, message="full")
         trial = a_trial(
             number=len(self.trials) + 1,
-            state=State.MEASURED if kind is None else State.INFEASIBLE,
+            state=state_of(outcome),
             plan=planned.plan,
             fingerprint=planned.fingerprint,
-            outcome=a_measurement() if kind is None else Failure(kind=kind, message="full"),
+            outcome=outcome,
         )
         self.trials.append(trial)
 
@@ -115,6 +117,44 @@ def test_what_fits_is_left_out_again_so_that_another_way_is_tried(lab: Callable[
     assert advice.changes == {"micro_batch": 1}
 
 
+OF_THE_PLAN = [
+    getattr(FailureKind, name) for name in ("BAD_CONFIG", "DIVERGED", "TIMED_OUT", "CRASHED", "HUNG")
+]
+OF_THE_PLACE = [getattr(FailureKind, name) for name in ("NODE_LOST", "PEER_LOST", "PREEMPTED", "COMMS")]
+
+
+@pytest.mark.parametrize("kind", OF_THE_PLAN)
+def test_what_failed_otherwise_is_left_out_and_the_next_is_tried(
+    lab: Callable[..., Lab], kind: FailureKind
+) -> None:
+    study = lab(SEVEN_BILLION, gpus(8))
+    study.ended({"activation_checkpointing": "full"}, kind)
+    advice = study.advice()
+    assert advice is not None
+    assert advice.changes == {"micro_batch": 1}
+
+
+@pytest.mark.parametrize("kind", OF_THE_PLACE)
+def test_what_a_lost_node_ended_is_advised_again(lab: Callable[..., Lab], kind: FailureKind) -> None:
+    study = lab(SEVEN_BILLION, gpus(8))
+    study.ended({"activation_checkpointing": "full"}, kind)
+    advice = study.advice()
+    assert advice is not None
+    assert advice.changes == {"activation_checkpointing": "full"}
+
+
+@pytest.mark.parametrize("order", [(None, FailureKind.CRASHED), (FailureKind.CRASHED, None)])
+def test_of_two_trials_of_a_plan_the_one_that_fits_counts(
+    lab: Callable[..., Lab], order: tuple[FailureKind | None, ...]
+) -> None:
+    study = lab(SEVEN_BILLION, gpus(8))
+    for kind in order:
+        study.ended({"micro_batch": 1}, kind)
+    numbers = {trial.number: trial.outcome for trial in known(study.trials).values()}
+    assert isinstance(numbers[2 + order.index(None)], Measurement)
+    assert len(numbers) == 2
+
+
 def test_sharding_comes_before_offloading(lab: Callable[..., Lab]) -> None:
     names = lab(ON_DDP, gpus(2)).until_nothing_is_left()
     assert names[:3] == ["activation_checkpointing", "buckets", "allocator"]
@@ -142,6 +182,12 @@ def test_a_preset_that_knobs_beside_it_would_undo_is_spelled_out(lab: Callable[.
     assert names.count("sharding") == 3
     plans = [trial.plan.strategy for trial in study.trials if trial.plan]
     assert plans[-1] == "zero3_offload"
+
+
+def test_the_knobs_of_a_preset_make_the_plan_that_its_name_makes(composer: Composer) -> None:
+    for name in composer.options("strategy"):
+        spelled = composer.compose({"strategy": "ddp", **knobs_of(name)})
+        assert spelled == composer.compose({"strategy": name}), name
 
 
 def test_where_offloading_fills_the_host_the_disk_is_next(lab: Callable[..., Lab]) -> None:

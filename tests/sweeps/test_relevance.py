@@ -15,7 +15,7 @@ from sweeps.relevance import CONDITIONS, DECIDING, Setting, decision_rank, matte
 CPU = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
 GPUS = Machine(device="cuda", nodes=2, ranks_per_node=8, cores=64)
 BASES: tuple[dict[str, Any], ...] = (
-    {"engine": "ddp"},
+    {"engine": "ddp", "lr.warmup": "20"},
     {"zero.stage": 1, "precision": "bf16", "grad_accum_dtype": "fp32"},
     {"zero.stage": 2, "zero.offload_optimizer": "cpu", "precision": "fp16"},
     {"zero.stage": 3, "zero.offload_optimizer": "cpu"},
@@ -126,3 +126,17 @@ def test_what_has_no_effect_stands_at_its_default() -> None:
 def test_a_knob_that_is_exported_all_the_same_is_kept() -> None:
     config = without_idle_knobs(setting(zero__stage=2, zero__allgather_bucket_size=3.0))
     assert config.zero.allgather_bucket_size == 3.0
+
+
+@pytest.mark.parametrize(
+    ("lr", "used"),
+    [
+        ({}, False),
+        ({"lr.base_warmup": 10}, True),
+        ({"lr.base_warmup": 10, "lr.warmup": "0"}, False),
+        ({"lr.warmup": "10"}, True),
+        ({"lr.schedule": "linear"}, True),  # which warms up over two steps at least
+    ],
+)
+def test_where_a_warm_up_begins_matters_where_there_is_one(lr: dict[str, Any], used: bool) -> None:
+    assert matters("lr.warmup_from", at(lr, CPU)) is used

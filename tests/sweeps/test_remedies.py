@@ -103,6 +103,15 @@ def test_stage_3_keeps_fewer_whole_weights_at_hand() -> None:
     assert changes("live_weights", a_plan(zero={"stage": 2})) is None
 
 
+def test_whole_weights_at_hand_are_never_less_than_the_largest_parameter() -> None:
+    seven = a_model(parameters=6_738_415_616, hidden=4096, ffn=11_008, vocab=32_000)
+    small = {"stage": 3, "max_live_parameters": 60_000_000, "prefetch_bucket_size": 5_000_000}
+    plan = a_plan(zero=small)
+    assert footprint.gathered_weights(plan, seven) == 32_000 * 4096 * 2
+    assert changes("live_weights", plan, seven) is None
+    assert "at most 502 MiB instead of 1.96 GiB" in why("live_weights", a_plan(zero={"stage": 3}), seven)
+
+
 def test_ddp_has_its_gradients_in_the_buckets() -> None:
     plan = a_plan(engine=Engine.DDP, zero={"stage": 0})
     assert changes("buckets", plan) == {"ddp.gradient_as_bucket_view": True}
@@ -180,6 +189,15 @@ def test_half_of_the_optimizer_stays_on_the_gpu_as_a_sub_group_of_its_own() -> N
         "offload.ratio": 0.5,
         "zero.sub_group_size": 250_000_000,
     }
+
+
+@pytest.mark.parametrize(("name", "place"), [("optimizer_on_to_nvme", "nvme"), ("optimizer_back", "none")])
+def test_where_half_of_the_optimizer_is_on_the_host_only_that_half_leaves_it(name: str, place: str) -> None:
+    whole, half = (offloaded(optimizer=Offload.CPU, ratio=ratio) for ratio in (1.0, 0.5))
+    assert changes(name, whole) == {"zero.offload_optimizer": place}
+    assert changes(name, half) == {"zero.offload_optimizer": place, "offload.ratio": 1.0}
+    assert why(name, whole).startswith("5.59 GiB a rank leaves the host")
+    assert why(name, half).startswith("2.79 GiB a rank leaves the host")
 
 
 @pytest.mark.parametrize("remedy", ALL.values(), ids=lambda remedy: remedy.name)

@@ -91,7 +91,7 @@ SETTINGS: Plans = {
     "zero3, scattered gradients": zero(3, {"contiguous_gradients": False}),
     "zero3, all-reduce": zero(3, {"reduce_scatter": False}),
     "zero3, no prefetch": zero(3, {"prefetch_bucket_size": 0}),
-    "zero3, nothing persists": zero(3, {"param_persistence_threshold": 0, "prefetch_bucket_size": 1000}),
+    "zero3, all persist": zero(3, {"param_persistence_threshold": 100_000, "prefetch_bucket_size": 1000}),
     "zero3, little alive": zero(3, {"max_live_parameters": 1000, "max_reuse_distance": 1000}),
     "zero3, small groups": zero(3, {"sub_group_size": 10_000}),
     "zero3, second copy": zero(3, {"hpz_partition_size": 2}),

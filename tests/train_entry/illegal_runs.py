@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from train_entry.ops import prepare_extensions
+from train_entry.rank import die_with_parent
 
 UPDATES = 3
 ACCUMULATION = 2
@@ -79,6 +80,7 @@ def attempt(document: dict[str, Any]) -> dict[str, Any]:
 
 def main(cases: Path, answers: Path) -> None:
     warnings.simplefilter("ignore")
+    die_with_parent()
     prepare_extensions()  # else DeepSpeed compiles its operators somewhere else, for minutes
     import deepspeed
     import torch._dynamo  # DeepSpeed's zero.Init patches tensors, which its lazy import does not survive

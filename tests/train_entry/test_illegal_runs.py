@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from sweeps.rules import RULES
 from tests.train_entry.conftest import plain_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.0, "torch_adam": True}}
 SGD = {"type": "SGD", "params": {"lr": 1e-2}}
@@ -22,7 +21,7 @@ CPU_ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.0}}
 BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 FP16: dict[str, Any] = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 ON_CPU = {"device": "cpu"}
-MAY_TAKE_S = 240
+MAY_TAKE_S = 500  # ten times what a quiet machine needs
 
 
 def document(stage: int, zero: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
@@ -76,9 +75,8 @@ def cases(nvme: str) -> dict[str, dict[str, Any]]:
         "bf16 accumulation at stage 3": document(3, **accumulate),
         "stage 0 offload": document(0, offload_optimizer(), optimizer=CPU_ADAMW),
         # Wrong.
-        "fp16 at stage 0": document(
-            0, **FP16, optimizer=SGD
-        ),  # Adam would hide the scale of the first update
+        # Adam would hide the scale of the first update.
+        "fp16 at stage 0": document(0, **FP16, optimizer=SGD),
         "fp16 at stage 2": document(2, **FP16, optimizer=SGD),
         "bf16 at stage 0": document(0, **BF16),
         # Legal, with settings that another optimizer of DeepSpeed's does not read.
@@ -100,8 +98,13 @@ def seen(cpu_ops: None, nvme: Path, tmp_path_factory: pytest.TempPathFactory) ->
     command += [str(Path(__file__).with_name("illegal_runs.py"))]
     command += [str(folder / "cases.json"), str(folder / "answers.json")]
     environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAY_TAKE_S)
-    assert (folder / "answers.json").exists(), done.stderr[-3000:]
+    with (folder / "log").open("w") as log:
+        ranks = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        ranks.wait(MAY_TAKE_S)
+    finally:
+        ranks.kill()  # and with it the ranks, which die with their parent
+    assert (folder / "answers.json").exists(), (folder / "log").read_text()[-3000:]
     answers: dict[str, dict[str, Any]] = json.loads((folder / "answers.json").read_text())
     return answers
 
@@ -146,7 +149,7 @@ IGNORED = [
     ("a_second_shard_needs_stage_3", "hpz at stage 2", "zero2"),
     ("quantized_weights_need_stage_3", "quantized weights at stage 1", "zero1"),
     ("quantized_gradients_need_stage_3", "quantized gradients at stage 1", "zero1"),
-    ("accumulation_is_not_narrower", "bf16 accumulation at stage 2", "zero2"),
+    ("accumulation_is_in_a_wider_format", "bf16 accumulation at stage 2", "zero2"),
 ]
 
 
@@ -189,5 +192,4 @@ def test_offload_at_stage_0_only_changes_the_optimizer(seen: dict[str, dict[str,
 
 
 def test_the_names_of_the_cases_are_those_that_ran(seen: dict[str, dict[str, Any]], nvme: Path) -> None:
-    make: Callable[[str], dict[str, Any]] = cases
-    assert set(seen) == set(make(str(nvme)))
+    assert set(seen) == set(cases(str(nvme)))

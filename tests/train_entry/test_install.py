@@ -268,9 +268,41 @@ def test_what_is_left_out_is_said_on_the_screen(
     assert "async_io (for offload to NVMe) is left out; libaio is missing" in capsys.readouterr().out
 
 
-def test_compiling_takes_over_from_a_killed_install(tmp_path: Path) -> None:
-    lock = tmp_path / "torch_extensions" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
+def test_compiling_takes_over_from_a_killed_install_but_not_from_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, young = (tmp_path / "torch_extensions" / name / "lock" for name in ("cpu_adam", "async_io"))
+    for lock in (old, young):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(old, (0, time.time() - ops.STALE_LOCK_S))
     a_python(Environment(tmp_path), status=0).compile_ops(gpus=False)
-    assert not lock.exists()
+    assert (old.exists(), young.exists()) == (False, True)
+    assert f"if nobody does (a killed install), delete {young}\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def compiled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """An install that does nothing but note whether it compiles for GPUs."""
+    for step in ("create", "install_torch", "install_project", "verify"):
+        monkeypatch.setattr(Environment, step, lambda *arguments: None)
+    noted: list[bool] = []
+    monkeypatch.setattr(Environment, "compile_ops", lambda self, gpus: noted.append(gpus))
+    return noted
+
+
+def test_a_login_node_compiles_nothing_for_the_processors_of_other_nodes(
+    programs: Path, tmp_path: Path, compiled_for: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install.install(Environment(tmp_path), (12, 8), dev=False)
+    assert compiled_for == []
+    assert f"{install.OPS_ELSEWHERE}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("smi", [SMI, "hello"])
+def test_a_cuda_asked_for_beside_a_driver_compiles_here(
+    programs: Path, tmp_path: Path, compiled_for: list[bool], smi: str
+) -> None:
+    write_program(programs / "nvidia-smi", f"echo '{smi}'")
+    install.install(Environment(tmp_path), (12, 6), dev=False)
+    assert compiled_for == [True]

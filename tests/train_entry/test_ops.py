@@ -103,6 +103,25 @@ def test_only_locks_of_builders_that_must_be_gone_are_deleted(tmp_path: Path) ->
     assert young.exists()
 
 
+def test_each_rank_removes_stale_locks_before_it_could_wait_for_one(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled(ASYNC_IO, directory)
+    lock = directory / ASYNC_IO.folder / "lock"
+    lock.touch()
+    os.utime(lock, (0, 0))
+    assert ops.prepare_extensions() == directory
+    assert not lock.exists()
+    assert capsys.readouterr().out == f"removed a stale compile lock: {lock}\n"
+
+
+def test_a_lock_that_another_rank_removes_first_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "compile_locks", lambda directory: [directory / "gone" / "lock"])
+    assert ops.remove_stale_locks(tmp_path, ops.STALE_LOCK_S) == []
+
+
 def test_ninja_is_found_beside_the_interpreter(directory: Path, compiler: Path) -> None:
     assert ops.prepare_extensions() == directory
     assert os.environ["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)

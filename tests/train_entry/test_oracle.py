@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.train_entry import cases
 from tests.train_entry.cases import Plans
 from tests.train_entry.conftest import tiny_spec
 from train_entry.contract import MeasureSpec, Offload, RankMeasurement, StepMetrics, TrialSpec
-from train_entry.ops import ASYNC_IO, prepare_extensions
+from train_entry.ops import ASYNC_IO
 from train_entry.schedule import rate
 
 # The pair of processes trains all cases for the first test of them that runs.
@@ -29,7 +30,6 @@ STEPS = 10
 PEAK_LR = 1e-3
 WARMUP_STEPS = 6
 TrainAll = Callable[[dict[str, TrialSpec]], Any]
-WITHOUT_NVME = "" if ASYNC_IO.is_there(prepare_extensions()) else "`python -m train_entry.ops` says why"
 
 
 def specs(plans: Plans, steps: int = STEPS, **changes: Any) -> dict[str, TrialSpec]:
@@ -37,9 +37,14 @@ def specs(plans: Plans, steps: int = STEPS, **changes: Any) -> dict[str, TrialSp
     return {name: tiny_spec(plan, measure=measure, **changes) for name, plan in plans.items()}
 
 
+def has_async_io() -> bool:
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
+    return ASYNC_IO.is_there(Path(folder))
+
+
 @pytest.fixture(scope="module")
 def two_ranks(train_all: TrainAll, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    on_nvme: Plans = {} if WITHOUT_NVME else cases.on_nvme(tmp_path_factory.mktemp("nvme"))
+    on_nvme: Plans = cases.on_nvme(tmp_path_factory.mktemp("nvme")) if has_async_io() else {}
     ddp = cases.STRATEGIES["ddp"]
     wide = dataclasses.replace(tiny_spec(ddp).model, **cases.WIDE)
     on_nvme = {"ddp, wide": ddp, **on_nvme}
@@ -75,9 +80,10 @@ def test_one_process_trains_as_two_do(two_ranks: Any, one_rank: Any, name: str) 
     assert_alike(one_rank.steps(name), two_ranks.steps("ddp"), rel=1e-5)
 
 
-@pytest.mark.skipif(bool(WITHOUT_NVME) and "CI" not in os.environ, reason=f"no async_io: {WITHOUT_NVME}")
 @pytest.mark.parametrize("name", cases.on_nvme(Path()))
 def test_offload_to_nvme_changes_nothing_and_takes_place(two_ranks: Any, name: str) -> None:
+    if not has_async_io() and "CI" not in os.environ:
+        pytest.skip("no async_io: `python -m train_entry.ops` says why")
     assert_alike(two_ranks.steps(name), two_ranks.steps("ddp, wide"), rel=1e-5)
     offload = cases.on_nvme(Path())[name].offload
     kinds = {"optimizer": offload.optimizer, "float32params": offload.param}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from train_entry.memory import meter_for
-from train_entry.rank import LaunchError, RankInfo, expand_segments, process_age_s
+from train_entry.rank import LaunchError, RankInfo, process_age_s, set_segments
 
 ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 
@@ -61,5 +61,17 @@ def test_expandable_segments_join_what_the_user_asks_of_the_allocator(
     torch_version: str, before: dict[str, str], after: dict[str, str]
 ) -> None:
     environ = dict(before)
-    expand_segments(environ, torch_version)
+    set_segments(environ, torch_version, expandable=True)
     assert environ == after
+
+
+def test_off_overrules_what_the_user_asks_of_the_allocator() -> None:
+    environ = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
+    set_segments(environ, "2.13.0", expandable=False)
+    assert environ["PYTORCH_ALLOC_CONF"].endswith(",expandable_segments:False")
+
+
+def test_off_is_left_to_torch_where_nobody_asks() -> None:
+    environ: dict[str, str] = {}
+    set_segments(environ, "2.13.0", expandable=False)
+    assert environ == {}

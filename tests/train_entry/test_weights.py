@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import (
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from train_entry.contract import ModelShape, TrialSpec
 from train_entry.model import build_model, config_of
@@ -120,6 +130,10 @@ def as_bin(tensors: Tensors, directory: Path) -> None:
     torch.save(tensors, directory / "pytorch_model.bin")
 
 
+def as_old_bin(tensors: Tensors, directory: Path) -> None:
+    torch.save(tensors, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+
+
 def as_two_bins(tensors: Tensors, directory: Path) -> None:
     in_two(tensors, directory, "pytorch_model.bin", torch.save)
 
@@ -142,7 +156,7 @@ def loaded(spec: TrialSpec, shape: ModelShape, directory: Path) -> PreTrainedMod
     return build_model(dataclasses.replace(shape, path=str(directory)), other_seed, CPU)
 
 
-@pytest.mark.parametrize("save", [as_safetensors, as_two_safetensors, as_bin, as_two_bins])
+@pytest.mark.parametrize("save", [as_safetensors, as_two_safetensors, as_bin, as_old_bin, as_two_bins])
 def test_weights_come_back_from_every_kind_of_file(
     spec: TrialSpec,
     shape: ModelShape,
@@ -232,3 +246,143 @@ def test_buffers_that_were_saved_are_filled(model: PreTrainedModel, tmp_path: Pa
     SavedWeights(tmp_path, model).fill_buffers(model)
     assert torch.equal(model.get_buffer("bias_of_experts"), torch.ones(3))
     assert set(load_file(tmp_path / "model.safetensors")) > {"bias_of_experts"}
+
+
+# ---------------------------------------------------------------- what transformers does on the way
+
+
+EXPERTS = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 2,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+}
+
+
+def test_tensors_under_other_names_are_renamed(tmp_path: Path) -> None:
+    model = GraniteMoeForCausalLM(GraniteMoeConfig(**EXPERTS))
+    model.save_pretrained(tmp_path)
+    assert set(parameters(model)) - set(load_file(tmp_path / "model.safetensors")) != set()
+    weights = SavedWeights(tmp_path, model)
+    for name, values in parameters(model).items():
+        assert torch.equal(weights(name), values), name
+
+
+def test_old_names_of_norms_are_renamed(model: PreTrainedModel, tmp_path: Path) -> None:
+    model.LayerNorm = torch.nn.LayerNorm(2)
+    tensors = {
+        name.replace("Norm.weight", "Norm.gamma"): tensor for name, tensor in parameters(model).items()
+    }
+    as_safetensors({name.replace("Norm.bias", "Norm.beta"): t + 1 for name, t in tensors.items()}, tmp_path)
+    assert torch.equal(SavedWeights(tmp_path, model)("LayerNorm.weight"), torch.full((2,), 2.0))
+    assert torch.equal(SavedWeights(tmp_path, model)("LayerNorm.bias"), torch.ones(2))
+
+
+def mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**EXPERTS))
+
+
+def qwen3_moe() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, head_dim=8))
+
+
+@pytest.mark.parametrize("build", [mixtral, qwen3_moe])
+def test_experts_that_are_stored_one_by_one_are_refused_by_type(
+    tmp_path: Path, build: Callable[[], PreTrainedModel]
+) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"experts\.0\.\S+, .* and 3 more would have to be converted"
+    ) as caught:
+        SavedWeights(tmp_path, model)
+    assert f"a model of type {build.__name__} trains with other tensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("build", [mixtral, qwen3_moe])
+def test_experts_that_are_stored_as_they_are_trained_are_loaded(
+    tmp_path: Path, build: Callable[[], PreTrainedModel]
+) -> None:
+    model = build()
+    model.save_pretrained(tmp_path, save_original_format=False)
+    weights = SavedWeights(tmp_path, model)
+    for name, values in parameters(model).items():
+        assert torch.equal(weights(name), values), name
+
+
+def test_what_transformers_does_not_miss_is_made_anew(model: PreTrainedModel, tmp_path: Path) -> None:
+    first, matrix, *_ = tensors = parameters(model)
+    norm = next(filter(is_norm, tensors))
+    model.register_buffer("correction", torch.ones(3))
+    model._keys_to_ignore_on_load_missing = {"^corr.*on$", re.escape(norm), re.escape(matrix)}
+    as_safetensors({name: tensors[name] for name in tensors if name not in (matrix, norm)}, tmp_path)
+    weights = SavedWeights(tmp_path, model)
+    weights.fill_buffers(model)
+    assert torch.equal(weights(norm), torch.ones_like(tensors[norm]))
+    assert float(weights(matrix).std()) == pytest.approx(model.config.initializer_range, rel=0.1)
+    assert torch.equal(weights(first), tensors[first])
+    assert torch.equal(model.get_buffer("correction"), torch.ones(3))
+
+
+def test_what_else_is_missing_is_still_refused(model: PreTrainedModel, tmp_path: Path) -> None:
+    _, second, third, *_ = tensors = parameters(model)
+    model._keys_to_ignore_on_load_missing = {re.escape(second)}
+    as_safetensors({name: tensors[name] for name in tensors if name not in (second, third)}, tmp_path)
+    with pytest.raises(ValueError, match=f"missing: {re.escape(third)}$"):
+        SavedWeights(tmp_path, model)
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("bytes_left", [0, 4, 300, -100, -1])
+@pytest.mark.parametrize("save", [as_safetensors, as_bin, as_old_bin])
+def test_a_file_that_is_cut_off_is_named(
+    model: PreTrainedModel, tmp_path: Path, save: Callable[[Tensors, Path], None], bytes_left: int
+) -> None:
+    save(parameters(model), tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:bytes_left])
+    with pytest.raises(ValueError, match=rf"{re.escape(str(file))} cannot be read .* copy or save it again"):
+        SavedWeights(tmp_path, model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_to_a_file_elsewhere_is_named(model: PreTrainedModel, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} cannot be read"):
+        SavedWeights(tmp_path, model)
+
+
+def test_a_file_whose_objects_would_run_code_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    torch.save({"a": Path("b")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be read \(UnpicklingError\)"):
+        SavedWeights(tmp_path, model)
+
+
+def test_memory_that_runs_out_is_no_damage(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_old_bin(parameters(model), tmp_path)
+    full = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(torch, "load", Mock(side_effect=full))
+    with pytest.raises(RuntimeError, match="allocate"):
+        SavedWeights(tmp_path, model)
+
+
+def test_an_old_file_is_read_twice_whatever_it_holds(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_old_bin(parameters(model), tmp_path)
+    load = Mock(side_effect=torch.load)
+    monkeypatch.setattr(torch, "load", load)
+    weights = SavedWeights(tmp_path, model)
+    for name, values in parameters(model).items():
+        assert torch.equal(weights(name), values), name
+    assert load.call_count == 2  # for the shapes, and for the values

@@ -44,6 +44,7 @@ from train_entry.contract.records import (
     StudyRecord,
     Trial,
 )
+from train_entry.contract.scratch import delete_abandoned_scratch, lock_scratch, scratch_prefix
 from train_entry.contract.seen import (
     Failure,
     Heartbeat,
@@ -119,9 +120,12 @@ __all__ = [
     "TrialSpec",
     "ZeroPlan",
     "append_line",
+    "delete_abandoned_scratch",
     "dump",
     "load",
+    "lock_scratch",
     "read_document",
     "read_lines",
+    "scratch_prefix",
     "write_atomic",
 ]

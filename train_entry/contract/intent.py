@@ -24,6 +24,11 @@ class ModelShape:
     tied_embeddings: bool
     path: str | None = None  # a local directory with config.json, perhaps weights; None: built from the shape
 
+    @property
+    def largest_parameter(self) -> int:
+        """Elements of the largest matrix: an embedding, or a feed-forward layer."""
+        return self.hidden * max(self.vocab, self.ffn)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec:
@@ -106,7 +111,7 @@ class LossScalePlan:
     initial_power: int = 16  # it begins at 2 to this power
     window: int = 1000  # steps without overflow after which it doubles
     hysteresis: int = 2  # overflows before it halves
-    minimum: float = 1.0
+    minimum: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

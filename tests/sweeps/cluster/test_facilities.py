@@ -10,6 +10,7 @@ from sweeps.cluster import facilities
 from sweeps.cluster.devices import detect
 from sweeps.cluster.facilities import find_nvme, has_libaio
 from sweeps.config.schema import ClusterConfig
+from train_entry.contract import scratch_prefix
 
 
 def test_no_directory_named_is_no_nvme() -> None:
@@ -21,6 +22,13 @@ def test_a_directory_shows_its_free_space(tmp_path: Path) -> None:
     assert found is not None
     assert (found.path, found.problem) == (str(tmp_path), None)
     assert found.free_bytes > 0
+
+
+def test_what_dead_ranks_left_is_gone_before_space_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / f"{scratch_prefix()}demo-1-rank0-x" / "zero_stage_3").mkdir(parents=True)
+    (tmp_path / "of somebody else").mkdir()
+    find_nvme(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["of somebody else"]
 
 
 def test_a_missing_directory_says_so_and_has_no_space(tmp_path: Path) -> None:
