@@ -135,7 +135,7 @@ class Environment:
             if gpus:
                 self.step("compiling DeepSpeed's CPU Adam, once (1 to 2 minutes)", [*command, "--gpus"])
             else:
-                self.step("compiling DeepSpeed's CPU operators, once (4 to 8 minutes)", command)
+                self.step("compiling DeepSpeed's CPU operators, once (3 to 12 minutes)", command)
         except InstallError:
             if not gpus:
                 raise

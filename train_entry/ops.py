@@ -55,7 +55,7 @@ ASYNC_IO = Op(
     folder="async_io",
     builder="AsyncIOBuilder",  # compiles pin_memory as well
     used_by="offload to NVMe",
-    takes="100 to 260 s",
+    takes="4 to 8 minutes",
     libaio=True,
 )
 OPS = (SHM_COMM, CPU_ADAM, ASYNC_IO)
