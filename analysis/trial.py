@@ -76,3 +76,8 @@ def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
             "",
             f"{seen.reserved_bytes / GIB:.2f} GiB reserved; {used:.2f} of {total:.2f} GiB in use on the card",
         )
+        if seen.host_peak_bytes:  # 0: recorded before it was counted
+            yield (
+                "host memory",
+                f"{seen.host_peak_bytes / GIB:.2f} GiB at most, all ranks of the fullest node",
+            )
