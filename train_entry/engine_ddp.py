@@ -38,7 +38,6 @@ class DdpEngine:
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=plan.ddp.bucket_cap_mib,  # torch's MB is 2**20 bytes
             gradient_as_bucket_view=plan.ddp.gradient_as_bucket_view,
-            broadcast_buffers=False,  # they never change, and DeepSpeed sends none either
         )
         if plan.compile:
             # Around DDP, not inside it: torch then splits the graph at its buckets, so that they are reduced
