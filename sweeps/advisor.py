@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import yaml
 
+from sweeps.config.fields import flatten
 from sweeps.config.validate import CONF
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
@@ -38,15 +38,7 @@ def advice_for(
 def knobs_of(strategy: str) -> Changes:
     """What a preset of conf/strategy sets."""
     text = (CONF / "strategy" / f"{strategy}.yaml").read_text(encoding="utf-8")
-    return dict(_flat(yaml.safe_load(text)))
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return dict(flatten(yaml.safe_load(text)))
 
 
 def _candidate(plan: PlanPoint, values: Mapping[str, Scalar], changes: Changes) -> Candidate | None:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweeps.config import validate
-from sweeps.config.fields import FIELDS
+from sweeps.config.fields import FIELDS, flatten
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from train_entry.contract import Scalar
@@ -91,12 +91,12 @@ class Composer:
         """The configuration as dotted keys."""
         self.compose(values)
         config = OmegaConf.to_container(self._composed(()), resolve=True)
-        return dict(_flatten(cast(dict[str, Any], config), ""))
+        return dict(flatten(cast(dict[str, Any], config), ""))
 
     def space(self) -> dict[str, str]:
         """The ranges of the chosen space files."""
         # `+space.zero.x=...` on a command line nests where a file has a dotted key.
-        return {key: str(text) for key, text in _flatten(self.compose().space, "")}
+        return {key: str(text) for key, text in flatten(self.compose().space, "")}
 
     def origin(self, key: str) -> str | None:
         """Where a key got its value: the override, or the file, that set it last; None: nowhere."""
@@ -200,13 +200,3 @@ def _way_out(error: BaseException) -> str:
     if "Key '" in text and "full_key:" in text:
         return "; " + validate.suggest(text.split("full_key:", 1)[1].split()[0])
     return ""
-
-
-def _flatten(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{name}", json.dumps(value)
-        else:
-            yield f"{prefix}{name}", value

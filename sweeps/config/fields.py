@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sweeps.config.schema import SweepConfig
+from train_entry.contract import Scalar
 
 
 def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
@@ -58,3 +60,14 @@ def default_of(key: str) -> Any:
     """What a key is where nobody sets it."""
     field = FIELDS[key]
     return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Leaves by their dotted keys; lists as JSON."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{name}", json.dumps(value)
+        else:
+            yield f"{prefix}{name}", value
