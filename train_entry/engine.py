@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -19,23 +22,36 @@ DTYPES = {
 }
 
 
+class Part(StrEnum):
+    """What a step is made of."""
+
+    FETCH = "fetch"  # the micro-batch, onto the device
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    EXCHANGE = "exchange"  # sending to the neighbouring stages of a pipeline, and waiting for them
+    UPDATE = "update"
+
+
+Lap = Callable[[Part], None]  # called when a part has ended; to wait for the device there costs time
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter as the forward pass uses it, or the part of it that a rank has."""
+
+    values: torch.Tensor  # a copy
+    copies: int  # ranks that hold the same values
+
+
 class TrainEngine(Protocol):
-    """Forward, backward and update of micro-batches.
+    """Optimizer steps, one after another."""
 
-    `step` follows every `backward`; it updates the weights, and advances the learning rate, at each
-    plan.grad_accum-th micro-batch and does next to nothing at the others.
-    """
+    def step(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
+        """Take plan.grad_accum micro-batches of token ids (micro_batch, seq_len), and update the weights.
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Mean next-token loss of token ids of shape (micro_batch, seq_len)."""
-        ...
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of this micro-batch; they are averaged over the global batch."""
-        ...
-
-    def step(self) -> None:
-        """End a micro-batch."""
+        The result is the mean next-token loss of these micro-batches, before the update and on the device.
+        Gradients are averaged over the global batch, and the learning rate advances.
+        """
         ...
 
     def lr(self) -> float:
@@ -46,9 +62,43 @@ class TrainEngine(Protocol):
         """Norm of the last update's whole gradient, before clipping; None where not computed."""
         ...
 
-    def parameters(self) -> list[torch.Tensor]:
-        """A copy of all parameters as the forward pass uses them. Collective: all ranks call it together."""
+    def held(self) -> list[Held]:
+        """All parameters that this rank has, for a comparison. Collective: all ranks call it together."""
         ...
+
+
+class MicroSteps(ABC):
+    """A step taken micro-batch by micro-batch. See TrainEngine."""
+
+    def __init__(self, grad_accum: int) -> None:
+        self._grad_accum = grad_accum
+
+    def step(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
+        losses = [self._take(batches, lap) for _ in range(self._grad_accum)]
+        return torch.stack(losses).float().mean()
+
+    def _take(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
+        batch = next(batches)
+        lap(Part.FETCH)
+        loss = self.forward(batch)
+        lap(Part.FORWARD)
+        self.backward(loss)
+        lap(Part.BACKWARD)
+        self.update()
+        lap(Part.UPDATE)
+        return loss.detach()
+
+    @abstractmethod
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Mean next-token loss of one micro-batch."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of this micro-batch."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """Follows every `backward`; does next to nothing but at each plan.grad_accum-th micro-batch."""
 
 
 class Backend(Protocol):

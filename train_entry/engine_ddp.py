@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from train_entry.contract import OptimizerPlan, Plan, Precision
+from train_entry.engine import Held, MicroSteps
 from train_entry.rank import RankInfo
 from train_entry.schedule import rate
 
@@ -29,10 +30,11 @@ def open_engine(
     return DdpEngine(model, plan, device)
 
 
-class DdpEngine:
+class DdpEngine(MicroSteps):
     """Parameters are fp32 masters; half precision is torch.autocast. See engine.TrainEngine."""
 
     def __init__(self, model: torch.nn.Module, plan: Plan, device: torch.device) -> None:
+        super().__init__(plan.grad_accum)
         self._model = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
@@ -53,7 +55,7 @@ class DdpEngine:
             enabled=plan.precision is Precision.FP16,
         )
         self._loss_scale = self._scaler.get_scale()
-        self._micro_step = 0
+        self._micro_steps = 0
         self._updates = 0
         self._grad_norm: torch.Tensor | None = None
         self._set_lr()
@@ -69,10 +71,10 @@ class DdpEngine:
     def backward(self, loss: torch.Tensor) -> None:
         torch.autograd.backward(self._scaler.scale(loss / self._plan.grad_accum))
 
-    def step(self) -> None:
+    def update(self) -> None:
         if self._is_boundary:
-            self._update()
-        self._micro_step += 1
+            self._apply()
+        self._micro_steps += 1
 
     def lr(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
@@ -80,14 +82,14 @@ class DdpEngine:
     def grad_norm(self) -> float | None:
         return None if self._grad_norm is None else float(self._grad_norm)
 
-    def parameters(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self._model.parameters()]
+    def held(self) -> list[Held]:
+        return [Held(parameter.detach().clone(), self._plan.ranks) for parameter in self._model.parameters()]
 
     @property
     def _is_boundary(self) -> bool:
-        return (self._micro_step + 1) % self._plan.grad_accum == 0
+        return (self._micro_steps + 1) % self._plan.grad_accum == 0
 
-    def _update(self) -> None:
+    def _apply(self) -> None:
         if self._plan.gradient_clipping > 0:
             self._scaler.unscale_(self._optimizer)
             self._grad_norm = torch.nn.utils.clip_grad_norm_(

@@ -11,6 +11,7 @@ import deepspeed
 import torch
 
 from train_entry.contract import Plan
+from train_entry.engine import Held, MicroSteps
 from train_entry.rank import RankInfo
 
 
@@ -32,15 +33,17 @@ def open_engine(
     model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
 ) -> DeepSpeedEngine:
     """Almost all it needs is in ds_config, which was written for the plan; DeepSpeed knows its device."""
-    return DeepSpeedEngine(model, ds_config, plan.compile)
+    return DeepSpeedEngine(model, plan, ds_config)
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(MicroSteps):
     """Optimizer, schedule and sharding come from ds_config.json alone. See engine.TrainEngine."""
 
-    def __init__(self, model: torch.nn.Module, ds_config: Mapping[str, Any], compiled: bool) -> None:
+    def __init__(self, model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any]) -> None:
+        super().__init__(plan.grad_accum)
+        self._plan = plan
         self._engine = deepspeed.initialize(model=model, config=dict(ds_config))[0]
-        if compiled:
+        if plan.compile:
             self._engine.compile()  # torch.compile in place, its own hooks included; not DeepCompile
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -50,7 +53,7 @@ class DeepSpeedEngine:
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss)  # divides by the accumulation steps
 
-    def step(self) -> None:
+    def update(self) -> None:
         self._engine.step()
 
     def lr(self) -> float:
@@ -61,8 +64,9 @@ class DeepSpeedEngine:
         norm = self._engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
-    def parameters(self) -> list[torch.Tensor]:
-        return [self._whole(parameter) for parameter in self._engine.module.parameters()]
+    def held(self) -> list[Held]:
+        parameters = self._engine.module.parameters()
+        return [Held(self._whole(parameter), self._plan.ranks) for parameter in parameters]
 
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         # Stage 3 leaves a parameter empty outside of its layer's turn. One at a time: on NVMe only few have a

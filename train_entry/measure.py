@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 
 from train_entry.contract import StepMetrics, StepSplit, TrialSpec
-from train_entry.engine import TrainEngine
+from train_entry.engine import Held, Part, TrainEngine
 from train_entry.failures import DivergedError
 from train_entry.progress import Progress
+
+PartTime = tuple[Part, float]  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,20 +25,6 @@ class Timings:
 
     step_s: tuple[float, ...]  # every timed step
     split: StepSplit | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroStepParts:
-    """Seconds that the parts of one micro-batch took."""
-
-    fetch_s: float
-    forward_s: float
-    backward_s: float
-    update_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.fetch_s + self.forward_s + self.backward_s + self.update_s
 
 
 class Stopwatch:
@@ -74,14 +62,13 @@ class StepClock:
         progress: Progress,
     ) -> None:
         self._engine = engine
-        self._batches = batches
+        self._batches = (batch.to(device) for batch in batches)
         self._plan = spec.plan
         self._measure = spec.measure
         self._device = device
         self._progress = progress
         self._seconds: list[float] = []  # of every whole step
         self._step = 0
-        self._loss = torch.zeros((), device=device)  # of this rank's micro-batches, summed over a step
 
     def first_step(self) -> None:
         """It creates the optimizer's state, and is timed only where no warm-up was asked for."""
@@ -99,20 +86,17 @@ class StepClock:
 
     def _whole_step(self) -> None:
         lr = self._engine.lr()
-        before = self._engine.parameters() if self._measure.update_norms else []
+        before = self._engine.held() if self._measure.update_norms else []
         self._line_up()
         watch = Stopwatch(self._device)
-        self._loss.zero_()
-        for _ in range(self._plan.grad_accum):
-            loss = self._engine.forward(self._next_batch())
-            self._loss += loss.detach()
-            self._engine.backward(loss)
-            self._engine.step()
+        loss = self._engine.step(self._batches, lambda part: None)
         seconds = watch.lap()
         self._seconds.append(seconds)
         timed = self._measure.warmup_steps <= self._step < self._measure.warmup_steps + self._measure.steps
-        update_norm = distance(before, self._engine.parameters()) if self._measure.update_norms else None
-        self._report(lr, seconds, timed, update_norm)
+        update_norm = (
+            distance(before, self._engine.held(), self._device) if self._measure.update_norms else None
+        )
+        self._report(loss, lr, seconds, timed, update_norm)
 
     def _line_up(self) -> None:
         """Let all ranks start a step together, so that rank 0, which writes files between, sees all of it."""
@@ -121,36 +105,23 @@ class StepClock:
         else:
             dist.barrier()
 
-    def _split_step(self) -> list[MicroStepParts]:
+    def _split_step(self) -> list[PartTime]:
         """A step of its own, never a timed one: waiting for the device between the parts costs time."""
         lr = self._engine.lr()
-        self._loss.zero_()
-        parts = [self._split_micro_step() for _ in range(self._plan.grad_accum)]
-        self._report(lr, sum(part.total_s for part in parts), timed=False, update_norm=None)
+        self._line_up()
+        watch = Stopwatch(self._device)
+        parts: list[PartTime] = []
+        loss = self._engine.step(self._batches, lambda part: parts.append((part, watch.lap())))
+        self._report(loss, lr, sum(seconds for _, seconds in parts), timed=False, update_norm=None)
         return parts
 
-    def _split_micro_step(self) -> MicroStepParts:
-        watch = Stopwatch(self._device)
-        batch = self._next_batch()
-        fetch_s = watch.lap()
-        loss = self._engine.forward(batch)
-        forward_s = watch.lap()
-        self._loss += loss.detach()
-        self._engine.backward(loss)
-        backward_s = watch.lap()
-        self._engine.step()
-        return MicroStepParts(
-            fetch_s=fetch_s, forward_s=forward_s, backward_s=backward_s, update_s=watch.lap()
-        )
-
-    def _next_batch(self) -> torch.Tensor:
-        return next(self._batches).to(self._device)
-
-    def _report(self, lr: float, step_s: float, timed: bool, update_norm: float | None) -> None:
+    def _report(
+        self, own_loss: torch.Tensor, lr: float, step_s: float, timed: bool, update_norm: float | None
+    ) -> None:
         """Raises DivergedError on all ranks alike, since all see the same mean."""
         self._step += 1
         self._progress.beat()  # before a collective: a rank that is waited for has shown that it got here
-        loss = self._global_loss()
+        loss = mean_over_ranks(own_loss)
         if not math.isfinite(loss):
             raise DivergedError(f"the loss of step {self._step} is {loss}, at a learning rate of {lr:g}")
         self._progress.step(
@@ -166,29 +137,44 @@ class StepClock:
             )
         )
 
-    def _global_loss(self) -> float:
-        """Mean over the global batch: all micro-batches hold equally many tokens."""
-        mean = self._loss / (self._plan.grad_accum * self._plan.data)
-        dist.all_reduce(mean)
-        return float(mean)
+
+def mean_over_ranks(loss: torch.Tensor) -> float:
+    """The global batch's: equally many ranks have seen each part of it, of equally many tokens."""
+    mean = loss / dist.get_world_size()
+    dist.all_reduce(mean)
+    return float(mean)
 
 
-def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
-    """Norm of the difference of two models."""
-    squares = [(new.double() - old.double()).square().sum() for old, new in zip(before, after, strict=True)]
-    return math.sqrt(float(torch.stack(squares).sum()))
+def distance(before: list[Held], after: list[Held], device: torch.device) -> float:
+    """Norm of the difference of two states of the whole model, wherever its parts lie. Collective."""
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for old, new in zip(before, after, strict=True):
+        squares += (new.values.double() - old.values.double()).square().sum().to(device) / new.copies
+    dist.all_reduce(squares)
+    return math.sqrt(float(squares))
 
 
-def medians(steps: list[list[MicroStepParts]]) -> StepSplit | None:
+def medians(steps: list[list[PartTime]]) -> StepSplit | None:
     """Medians over steps of each part's sum over micro-batches; None where no step was taken apart."""
     if not steps:
         return None
+
+    def median_of(part: Part) -> float:
+        return statistics.median(sum(spent for name, spent in step if name is part) for step in steps)
+
     return StepSplit(
-        local_s=statistics.median(step[0].fetch_s + step[0].forward_s for step in steps),
-        forward_s=statistics.median(sum(part.forward_s for part in step) for step in steps),
-        backward_s=statistics.median(sum(part.backward_s for part in step) for step in steps),
-        update_s=statistics.median(sum(part.update_s for part in step) for step in steps),
+        local_s=statistics.median(map(local_s, steps)),
+        forward_s=median_of(Part.FORWARD),
+        backward_s=median_of(Part.BACKWARD),
+        exchange_s=median_of(Part.EXCHANGE),
+        update_s=median_of(Part.UPDATE),
     )
+
+
+def local_s(step: list[PartTime]) -> float:
+    """Seconds until the first forward pass has ended, without waiting for other ranks."""
+    end = next(index for index, (part, _) in enumerate(step) if part is Part.FORWARD) + 1
+    return sum(seconds for part, seconds in step[:end] if part is not Part.EXCHANGE)
 
 
 def _finite(value: float | None) -> float | None:

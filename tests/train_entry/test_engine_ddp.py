@@ -51,7 +51,7 @@ def train(engine: DdpEngine, updates: int) -> list[float]:
     for _ in range(2 * updates):
         loss = engine.forward(batch)
         engine.backward(loss)
-        engine.step()
+        engine.update()
         losses.append(float(loss.detach()))
     return losses
 
@@ -62,7 +62,7 @@ def test_every_precision_learns_on_fp32_masters(spec: TrialSpec, precision: Prec
     engine = open_alone(spec, precision)
     losses = train(engine, updates=10)
     assert losses[-1] < losses[0] - 0.1
-    assert {parameter.dtype for parameter in engine.parameters()} == {torch.float32}
+    assert {parameter.values.dtype for parameter in engine.held()} == {torch.float32}
     assert math.isfinite(engine.grad_norm() or math.nan)
 
 
@@ -92,11 +92,11 @@ def test_an_overflow_leaves_weights_and_schedule_where_they_are(
     spec: TrialSpec, loss_scale: LossScalePlan
 ) -> None:
     engine = open_alone(spec, Precision.FP16, loss_scale=loss_scale, schedule=WARMUP)
-    before = engine.parameters()
+    before = engine.held()
     losses = train(engine, updates=3)
     assert set(losses) == {losses[0]}
     assert engine.lr() == WARMUP.warmup_from
-    assert all(torch.equal(old, new) for old, new in zip(before, engine.parameters(), strict=True))
+    assert all(torch.equal(old.values, new.values) for old, new in zip(before, engine.held(), strict=True))
 
 
 @pytest.mark.usefixtures("alone")

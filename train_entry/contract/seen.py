@@ -35,6 +35,7 @@ class StepSplit:
     forward_s: float
     backward_s: float
     update_s: float
+    exchange_s: float = 0.0  # a pipeline's: sending to the neighbouring stages, and waiting for them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
