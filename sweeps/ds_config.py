@@ -8,6 +8,8 @@ from typing import Any
 from train_entry.contract import AioPlan, Engine, Offload, OffloadPlan, Plan, Precision, Schedule, ZeroPlan
 
 NEVER = 2**31 - 1  # steps_per_print: DeepSpeed's progress lines are off, ours are in metrics.rank0.jsonl
+# Blocks recompute themselves, whole activations are sent.
+PIPELINE = {"activation_checkpoint_interval": 0, "pipe_partitioned": False, "grad_partitioned": False}
 
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:
@@ -30,6 +32,12 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
     }
     if plan.grad_accum_dtype is not None:
         config["data_types"] = {"grad_accum_dtype": plan.grad_accum_dtype.value}
+    if plan.pipeline > 1:
+        config["pipeline"] = PIPELINE
+    elif plan.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.tensor}
+        # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, against the copies of the model at 3.
+        del config["train_batch_size"]
     if Offload.NVME in plan.offload.devices:
         config["aio"] = _aio(plan.offload.aio)
     if scheduler := _scheduler(plan):

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from train_entry.contract import Engine, Plan, Precision
 from train_entry.rank import RankInfo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {
     Precision.FP32: torch.float32,
@@ -116,12 +119,20 @@ class Backend(Protocol):
 
 
 class Sharding(Protocol):
-    """Where the parameters of a model lie from the moment they are made, so that none must be moved later."""
+    """What a rank has of a model, and where, from the moment it is made: nothing must be moved later."""
 
-    dtype: torch.dtype  # they are made in
+    dtype: torch.dtype  # parameters are made in
 
     def construct(self) -> AbstractContextManager[object]:
-        """Modules made inside have their parameters in place, with no values yet. Collective."""
+        """Modules are made inside. Collective."""
+        ...
+
+    def place(self, model: PreTrainedModel) -> None:
+        """Afterwards the model has those parameters that this rank holds, in place, with no values yet."""
+        ...
+
+    def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        """Of the values of a whole parameter, those that this rank holds."""
         ...
 
     def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
@@ -139,38 +150,57 @@ class Replicated:
     def construct(self) -> AbstractContextManager[object]:
         return self._device  # a context in which tensors are made there
 
+    def place(self, model: PreTrainedModel) -> None:
+        pass  # it is there
+
+    def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        return values
+
     def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
 
 def backend_for(plan: Plan) -> Backend:
     """Import what the plan needs: DeepSpeed takes seconds, which ddp need not pay."""
-    if plan.engine is Engine.DEEPSPEED:
-        from train_entry import engine_deepspeed
+    if plan.engine is Engine.DDP:
+        from train_entry import engine_ddp
 
-        return engine_deepspeed
-    from train_entry import engine_ddp
+        return engine_ddp
+    if plan.pipeline > 1:
+        from train_entry import engine_pipeline
 
-    return engine_ddp
+        return engine_pipeline
+    from train_entry import engine_deepspeed
+
+    return engine_deepspeed
 
 
-def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device) -> Sharding:
-    """Where and how the plan's engine wants parameters."""
+def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device, rank: int) -> Sharding:
+    """Where and how the plan's engine wants the parameters of a rank."""
     if plan.engine is Engine.DDP:
         return Replicated(device)  # they are the fp32 masters
+    dtype = DTYPES[plan.precision]  # DeepSpeed would cast them anyway
+    if plan.pipeline > 1:
+        from train_entry import stages
+
+        return stages.Staged(plan, plan.place(rank), dtype, device)
+    if plan.tensor > 1:
+        # DeepSpeed splits a whole model: not on the device, which may have room for a part only.
+        return Replicated(torch.device("cpu"), dtype)
     if plan.zero.stage < 3:
-        return Replicated(device, DTYPES[plan.precision])  # DeepSpeed would cast them anyway
+        return Replicated(device, dtype)
     from train_entry import zero_init
 
-    return zero_init.ZeroInit(ds_config, DTYPES[plan.precision], device)
+    return zero_init.ZeroInit(ds_config, dtype, device)
+
+
+def copies_of(parameter: torch.nn.Parameter, plan: Plan) -> int:
+    """Ranks that hold the same values of it, ZeRO's shards put together."""
+    is_split = getattr(parameter, "tensor_model_parallel", False)
+    stages = 2 if getattr(parameter, "is_at_both_ends", False) else 1
+    return stages * plan.data * (1 if is_split else plan.tensor)
 
 
 def collectives_for(device: torch.device) -> str:
     """The library that moves tensors of this device between ranks."""
     return "nccl" if device.type == "cuda" else "gloo"
-
-
-def refuse_model_parallel(plan: Plan) -> None:
-    """Raises ValueError where ranks would have to share a sample: both engines here give each its own."""
-    if plan.tensor * plan.pipeline != 1:
-        raise ValueError(f"tensor {plan.tensor} x pipeline {plan.pipeline}: only 1 x 1 can be run so far")

@@ -11,7 +11,7 @@ import deepspeed
 import torch
 
 from train_entry.contract import Plan
-from train_entry.engine import Held, MicroSteps
+from train_entry.engine import Held, MicroSteps, copies_of
 from train_entry.rank import RankInfo
 
 
@@ -57,16 +57,14 @@ class DeepSpeedEngine(MicroSteps):
         self._engine.step()
 
     def lr(self) -> float:
-        return float(self._engine.optimizer.param_groups[0]["lr"])
+        return rate_of(self._engine)
 
     def grad_norm(self) -> float | None:
-        # A tensor, a float, or None at stage 0 in fp32.
-        norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        return norm_of(self._engine)
 
     def held(self) -> list[Held]:
         parameters = self._engine.module.parameters()
-        return [Held(self._whole(parameter), self._plan.ranks) for parameter in parameters]
+        return [Held(self._whole(parameter), copies_of(parameter, self._plan)) for parameter in parameters]
 
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         # Stage 3 leaves a parameter empty outside of its layer's turn. One at a time: on NVMe only few have a
@@ -74,3 +72,14 @@ class DeepSpeedEngine(MicroSteps):
         is_sharded = self._engine.zero_optimization_partition_weights()
         with deepspeed.zero.GatheredParameters([parameter], enabled=is_sharded):
             return parameter.detach().clone()
+
+
+def rate_of(engine: Any) -> float:
+    """Of the next update."""
+    return float(engine.optimizer.param_groups[0]["lr"])
+
+
+def norm_of(engine: Any) -> float | None:
+    """Of the last update's gradient. DeepSpeed gives a tensor, a float, or None at stage 0 in fp32."""
+    norm = engine.get_global_grad_norm()
+    return None if norm is None else float(norm)

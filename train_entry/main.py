@@ -136,16 +136,15 @@ def prepare(
     backend.join_ranks(engine.collectives_for(device), where)
 
     progress.enter(Phase.MODEL)
-    engine.refuse_model_parallel(plan)
     written = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
     ds_config = held.enter_context(own_nvme_path(written, f"{spec.study}-{spec.trial}-rank{where.rank}"))
-    sharding = engine.sharding_for(plan, ds_config, device)
+    sharding = engine.sharding_for(plan, ds_config, device, where.rank)
     net = model.build_model(spec.model, plan, device, sharding, progress.beat)
-    parameters = model.parameters_of(net)
+    parameters = model.count_over_ranks(net, plan, device)
 
     progress.enter(Phase.DATA)
     tokens = data.load_tokens(spec.data, spec.model, plan.seed, progress.beat)
-    batches = data.micro_batches(data.Windows(tokens, plan), plan, where.rank)
+    batches = data.micro_batches(data.Windows(tokens, plan), plan, plan.place(where.rank).data)
 
     progress.enter(Phase.ENGINE)
     opened = backend.open_engine(net, plan, ds_config, device)

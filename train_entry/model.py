@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from train_entry.contract import Attention, ModelShape, Plan
-from train_entry.engine import Replicated, Sharding
+from train_entry.engine import Replicated, Sharding, copies_of
 from train_entry.weights import NewWeights, SavedWeights, has_weights, pour
 
 
@@ -43,12 +43,14 @@ def build_model(
     with sharding.construct(), no_init_weights():
         model = _from_config(config_of(shape), sharding.dtype, plan.attention)
         model.tie_weights()
+    sharding.place(model)
+    twin = _without_storage(config_of(shape))
     if shape.path is not None and has_weights(Path(shape.path)):
-        saved = SavedWeights(Path(shape.path), model)
+        saved = SavedWeights(Path(shape.path), twin)
         saved.fill_buffers(model)
         pour(saved, model, sharding, beat)
     else:
-        pour(NewWeights(_without_storage(config_of(shape)), plan.seed, device), model, sharding, beat)
+        pour(NewWeights(twin, plan.seed, device), model, sharding, beat)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # rank 0 of ZeRO-3 has drawn all parameters, others only their shards
     torch.manual_seed(plan.seed)  # whatever was drawn until here, which differs between the ranks of ZeRO-3
@@ -106,7 +108,19 @@ def count_parameters(config: PreTrainedConfig) -> int:
 
 def parameters_of(model: torch.nn.Module) -> int:
     """All parameters of a module, tied ones once, and whole also where ZeRO-3 has cut them up."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    return sum(map(_numel, model.parameters()))
+
+
+def count_over_ranks(model: torch.nn.Module, plan: Plan, device: torch.device) -> int:
+    """The parameters of the whole model, of which each rank has some. Collective."""
+    own = sum(_numel(parameter) / copies_of(parameter, plan) for parameter in model.parameters())
+    total = torch.tensor(own, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(total)
+    return round(float(total))
+
+
+def _numel(parameter: torch.nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _without_storage(config: PreTrainedConfig) -> Any:

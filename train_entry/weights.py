@@ -57,7 +57,7 @@ def pour(weights: Weights, model: torch.nn.Module, sharding: Sharding, beat: Cal
     for name, parameter in model.named_parameters():
         with torch.no_grad(), sharding.whole(parameter) as is_source:
             if is_source:
-                parameter.copy_(weights(name))
+                parameter.copy_(sharding.part(parameter, weights(name)))
         beat()
 
 
@@ -74,11 +74,13 @@ class NewWeights:
         self._seed = seed
         self._device = device
         self._rules = rules_by_parameter(twin)
+        self._first_names = {parameter: name for name, parameter in twin.named_parameters()}
 
     def __call__(self, name: str) -> torch.Tensor:
         parameter = self._twin.get_parameter(name)
         values = torch.nn.Parameter(torch.empty_like(parameter, device=self._device))
-        torch.manual_seed(seed_of(self._seed, name))
+        # Of a tied one the first name: where a part of the model is absent, another name is the only one.
+        torch.manual_seed(seed_of(self._seed, self._first_names[parameter]))
         swap(parameter, values)  # wherever the twin refers to it, tied modules included
         for rule in self._rules[parameter]:
             rule()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ZeroInit:
@@ -36,6 +39,12 @@ class ZeroInit:
             gc.collect()
         finally:
             gc.unfreeze()
+
+    def place(self, model: PreTrainedModel) -> None:
+        pass  # zero.Init has cut up each parameter as its module was made
+
+    def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        return values
 
     @contextlib.contextmanager
     def whole(self, parameter: torch.nn.Parameter) -> Iterator[bool]:

@@ -81,7 +81,7 @@ def on_rank(rank: int, directory: Path) -> None:
 def seen_of(name: str, directory: Path) -> dict[str, Any]:
     plan, shape = case(name, directory)
     config = deepspeed_config(plan)
-    sharding = engine.sharding_for(plan, config, CPU)
+    sharding = engine.sharding_for(plan, config, CPU, rank=0)
     sharded = build_model(shape, plan, CPU, sharding)
     whole = build_model(shape, plan, CPU, engine.Replicated(CPU, sharding.dtype))
     seen = {
@@ -102,7 +102,7 @@ def seen_of(name: str, directory: Path) -> dict[str, Any]:
 
 def growth_of_big_model() -> dict[str, int]:
     plan = zero_plan(3)
-    sharding = engine.sharding_for(plan, deepspeed_config(plan), CPU)
+    sharding = engine.sharding_for(plan, deepspeed_config(plan), CPU, rank=0)
     import_module("transformers.models.llama.modeling_llama")
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")

@@ -138,6 +138,15 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a rank stands in each of the three ways in which work is divided."""
+
+    stage: int  # of the pipeline, from the embedding to the head
+    data: int  # which share of the samples
+    tensor: int  # which share of every split matrix
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Knobs resolved for a rank count: everything that changes what the ranks execute.
 
@@ -168,8 +177,31 @@ class Plan:
 
     @property
     def data(self) -> int:
-        """Ranks that see different samples."""
+        """Copies of the model, which see different samples."""
         return self.ranks // (self.tensor * self.pipeline)
+
+    def place(self, rank: int) -> Place:
+        """Neighbours share matrices, the farthest apart are stages: the more is sent, the closer.
+
+        The order of DeepSpeed's PipeModelDataParallelTopology.
+        """
+        copy_and_stage, tensor = divmod(rank, self.tensor)
+        stage, data = divmod(copy_and_stage, self.data)
+        return Place(stage=stage, data=data, tensor=tensor)
+
+    def blocks(self, stage: int, layers: int) -> range:
+        """The transformer blocks of a stage, out of all `layers`: equally many each."""
+        each = layers // self.pipeline
+        return range(stage * each, (stage + 1) * each)
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step in which a rank waits for other stages, at best: (p - 1) / (m + p - 1).
+
+        For p stages, m micro-batches and 1F1B; Narayanan et al. 2021, arXiv 2104.04473, section 2.2, give it
+        relative to the time without waiting.
+        """
+        return (self.pipeline - 1) / (self.grad_accum + self.pipeline - 1)
 
     @property
     def grad_accum(self) -> int:
@@ -186,7 +218,13 @@ class Plan:
             return "ddp"
         devices = self.offload.devices
         suffix = "_nvme" if Offload.NVME in devices else "_offload" if devices else ""
-        return f"zero{self.zero.stage}{suffix}"
+        degrees = [f"{name}{degree}" for name, degree in self._degrees if degree > 1]
+        zero = [f"zero{self.zero.stage}{suffix}"] if self.zero.stage or not degrees else []
+        return "_".join((*degrees, *zero))
+
+    @property
+    def _degrees(self) -> tuple[tuple[str, int], ...]:
+        return ("tp", self.tensor), ("pp", self.pipeline)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
