@@ -6,13 +6,13 @@ outcome` (ok or oom) and `model`, a name of conf/model or of any other model who
 
 These change the plan and may be left out: `engine` (ddp, deepspeed), `tp`, `pp`, `overlap`, `offload` (none,
 cpu, nvme: the optimizer), `offload_param`, `ratio`, `bucket` (for reducing and gathering, elements), `ckpt`
-(true, or every how many blocks), `precision`, `grad_accum_dtype`, `attention`, `compile`, `expandable_segments`,
-`clip`, `optimizer`, `momentum`, `fused`, `prefetch`, `persistence`, `max_live`, `max_reuse`, `sub_group`, `hpz`,
-`quantized_weights`, `multi_rank`. `gpu` names the card.
+(true, or every how many blocks), `precision`, `grad_accum_dtype`, `attention`, `compile`, `clip`,
+`expandable_segments`, `optimizer`, `momentum`, `fused`, `prefetch`, `persistence`, `max_live`, `max_reuse`,
+`sub_group`, `hpz`, `quantized_weights`, `multi_rank`. `gpu` names the card.
 
-Measured, where the trial came so far: `static` (bytes allocated after deepspeed.initialize), `peak`, `reserved`
-and `nvml` (bytes: torch's allocated and reserved, and the card's in use), `steps_ms`, `split_ms` (forward, backward,
-step), `startup_s`, `wall_s`; of an out-of-memory failure `peak`, `error`, and `where` it happened.
+Measured, where the trial came so far: `static` (bytes allocated after deepspeed.initialize), `peak`,
+`reserved` and `nvml` (bytes: torch's allocated and reserved, and the card's in use), `steps_ms`, `split_ms`
+(forward, backward, step), `startup_s`, `wall_s`; of an out-of-memory failure `peak`, `error`, and `where`.
 """
 
 from __future__ import annotations
