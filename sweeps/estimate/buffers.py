@@ -5,14 +5,18 @@ Read in DeepSpeed 0.19.8, files as named; torch's optimizers in torch/optim.
 
 from __future__ import annotations
 
+import re
+
+from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.share import Share
 from sweeps.estimate.states import FP32_BYTES, States, Wrapper
 from train_entry.contract import Offload, Plan, Precision
 
-# torch, CublasHandlePool.cpp (getChosenWorkspaceSize): 32 MiB a handle and stream on Hopper, 8 before; the
+# torch, getChosenWorkspaceSize: cuBLAS gets 32 MiB a handle and stream on Hopper and later, 8 before; the
 # forward pass and autograd's thread have a handle each. Recorded peaks of the optimizer's step are 64 MiB
 # more than its tensors.
-WORKSPACE_BYTES = 2 * 32 * 2**20
+WORKSPACE_BYTES = {True: 2 * 32 * 2**20, False: 2 * 8 * 2**20}
+HOPPER_AND_LATER = re.compile(r"\b(G?H(100|200|800|20)|G?B\d00|RTX 50)")
 # DeepSpeed engine.py, MEMORY_OPT_ALLREDUCE_SIZE: without ZeRO, and in BF16_Optimizer, gradients are copied
 # together up to this many elements.
 ALLREDUCE_ELEMENTS = 500_000_000
@@ -102,6 +106,13 @@ def cast_weights(plan: Plan, kept: States, share: Share) -> float:
         return 0.0
     head = share.head_parameters if share.has_head else 0.0
     return 2.0 * (share.blocks * share.block_parameters + head)
+
+
+def workspace(hardware: Hardware) -> int:
+    """cuBLAS's."""
+    if hardware.device == "cpu":
+        return 0
+    return WORKSPACE_BYTES[HOPPER_AND_LATER.search(hardware.name) is not None]
 
 
 def offload_buffer(plan: Plan, kept: States, share: Share) -> float:

@@ -39,14 +39,14 @@ COMMUNICATOR_BYTES = 400 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryFactors:
-    """What measurements correct. All are non-negative; the defaults are the estimate before any measurement."""
+    """What measurements correct, none negative. The defaults are the estimate before any measurement."""
 
     activations: float = 1.0  # of what blocks keep
     logits: float = 1.0
     optimizer_step: float = 1.0  # of what an update allocates for a while
     unseen_bytes: float = 0.0  # on every rank, in every phase
-    # Of allocated memory, what must be free beside it. Where torch ran out below a cap of 40 GiB, 0.0 to 1.6 GiB
-    # of it were neither allocated nor enough for what was asked.
+    # Of allocated memory, what must be free beside it. Where torch ran out below a cap of 40 GiB, up to 1.6
+    # GiB of it were neither allocated nor enough for what was asked.
     fragmentation: float = 0.03
     context: float = 1.0  # of what lies outside of torch's allocator
     spread: float = 0.03  # standard deviation of the logarithm of measured over estimated
@@ -122,8 +122,8 @@ class _Parts:
         is_early = held.wrapper is Wrapper.ZERO12
         bucket = scaled("buckets", buffers.buckets(plan, held, share) if is_early else 0)
         if share.has_head:
-            # ZeRO-1's buckets are released with the last micro-batch only (setup_buckets at the first backward
-            # pass, _release_ipg_buffers where gradients are reduced); ZeRO-2's with each.
+            # ZeRO-1's buckets are released with the last micro-batch only (setup_buckets at the first one,
+            # _release_ipg_buffers where gradients are reduced); ZeRO-2's with each.
             stays = [bucket] if plan.zero.stage == 1 and plan.grad_accum > 1 else []
             yield phase("loss", passing, between, *stays, *self._kept(1.0), self._logits())
         yield phase("backward", passing, between, bucket, *self._kept(1.0), *self._working(at_head=True))
@@ -146,7 +146,7 @@ class _Parts:
             scaled("gradients", held.gradients),
             scaled("buckets", buffers.buckets(plan, held, share) if is_lasting else 0),
             scaled("offload buffer", buffers.offload_buffer(plan, held, share)),
-            scaled("workspace", 0 if is_cpu else buffers.WORKSPACE_BYTES),
+            scaled("workspace", buffers.workspace(self.hardware)),
             scaled("process", PROCESS_BYTES["cpu"] if is_cpu else 0),
             scaled("unseen", self.factors.unseen_bytes),
         ]
@@ -159,8 +159,8 @@ class _Parts:
             case Wrapper.DDP:
                 return phase("start", fixed, scaled("gradients", held.gradients))
             case Wrapper.ZERO3:
-                # stage3.py, _create_fp32_partitions: each sub-group in fp32, and once more while it is cloned. A
-                # parameter is drawn in fp32 before it is cut up.
+                # stage3.py, _create_fp32_partitions: each sub-group in fp32, and once more while it is
+                # cloned. A parameter is drawn in fp32 before it is cut up.
                 made = held.master + FP32_BYTES * max(held.group, self.share.largest_parameter)
                 return phase(
                     "start", fixed, scaled("second weights", held.second_weights), scaled("copies", made)
