@@ -71,7 +71,7 @@ def reduction_copy(plan: Plan, kept: States, share: Share) -> float:
         case Wrapper.ZERO12:
             is_mixed = plan.zero.round_robin_gradients or size > kept.part or kept.summed != kept.wide
             return size * kept.wide if is_mixed and plan.zero.reduce_scatter else 0.0
-        case Wrapper.PLAIN | Wrapper.FLAT:
+        case Wrapper.PLAIN | Wrapper.UNFUSED:
             return min(ALLREDUCE_ELEMENTS, share.parameters) * kept.wide
         case Wrapper.BF16:
             return min(ALLREDUCE_ELEMENTS, share.parameters) * kept.summed
@@ -110,7 +110,7 @@ def cast_weights(plan: Plan, kept: States, share: Share) -> float:
 
 def workspace(hardware: Hardware) -> int:
     """cuBLAS's."""
-    if hardware.device == "cpu":
+    if hardware.is_cpu:
         return 0
     return WORKSPACE_BYTES[HOPPER_AND_LATER.search(hardware.name) is not None]
 
@@ -121,45 +121,40 @@ def offload_buffer(plan: Plan, kept: States, share: Share) -> float:
     return share.largest_parameter * kept.wide if is_offloaded else 0.0
 
 
-def step_gradients(plan: Plan, kept: States) -> float:
-    """Gradients in fp32 while the optimizer updates, beyond what is kept throughout."""
+def step_gradients(kept: States) -> float:
+    """Gradients while the optimizer updates, beyond what is kept throughout."""
     match kept.wrapper:
-        case Wrapper.DDP:
+        case Wrapper.DDP | Wrapper.PLAIN:
             return kept.between
-        case Wrapper.PLAIN:
-            return kept.between
+        case Wrapper.UNFUSED:
+            return kept.between + kept.temporary  # as they came, and in fp32
         case Wrapper.BF16:
-            return 0.0 if kept.summed == FP32_BYTES else FP32_BYTES * kept.part
+            return 0.0 if kept.summed == FP32_BYTES else kept.temporary
         case _:
-            return FP32_BYTES * kept.group
+            return kept.temporary
 
 
-def conversion(plan: Plan, kept: States) -> float:
-    """While those are made: the gradients they are made of, and the copies on the way."""
+def conversion(kept: States) -> float:
+    """While those are made: the gradients they are made of, and copies on the way."""
     match kept.wrapper:
-        case Wrapper.FLAT:
-            # fp16/fused_optimizer.py: the gradients, each in fp32, before the flat ones.
-            return kept.between + FP32_BYTES * kept.part
-        case Wrapper.ZERO12:
-            if kept.summed == kept.wide:
-                flat = kept.wide if kept.wide != FP32_BYTES else 0
-                return (kept.wide + flat) * kept.on_device  # reduced ones, and flattened
-            return 0.0
-        case Wrapper.ZERO3:
-            return kept.summed * kept.group if kept.summed != FP32_BYTES else 0.0  # flattened
+        case Wrapper.ZERO12 if kept.summed == kept.wide:
+            flat = kept.wide if kept.wide != FP32_BYTES else 0
+            return (kept.wide + flat) * kept.on_device  # reduced ones, and flattened
+        case Wrapper.ZERO3 if kept.summed != FP32_BYTES:
+            return kept.summed * kept.group  # flattened
         case _:
             return 0.0
 
 
-def optimizer_temporaries(plan: Plan, kept: States, device: str) -> float:
+def optimizer_temporaries(plan: Plan, kept: States, hardware: Hardware) -> float:
     """What torch's optimizer allocates during its update.
 
     torch/optim/adam.py, _multi_tensor_adam: the square roots of all second moments at once; fused: nothing;
     on a CPU one parameter at a time, of which ZeRO has made one: roots, and their quotient. sgd.py: gradients
     with weight decay added.
     """
-    if plan.optimizer.fused or not kept.group:
+    if plan.optimizer.fused:
         return 0.0
     if plan.optimizer.name != "adamw":
-        return FP32_BYTES * kept.group if plan.optimizer.weight_decay > 0 else 0.0
-    return FP32_BYTES * kept.group * (2 if device == "cpu" else 1)
+        return kept.temporary if plan.optimizer.weight_decay > 0 else 0.0
+    return kept.temporary * (2 if hardware.is_cpu else 1)

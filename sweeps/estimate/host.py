@@ -76,10 +76,12 @@ def _zero3_optimizer(plan: Plan, part: float) -> float:
     flat = pinned(summed_bytes(plan) * part, is_pinned)
     if plan.offload.optimizer is Offload.NVME:
         return flat + OPTIMIZER_SWAP_BUFFERS * pinned(FP32_BYTES * group)
-    groups = math.ceil(part / group)
+    full, rest = divmod(part, group)
+    groups = int(full) + (rest > 0)
     here = groups - int((1 - plan.offload.ratio) * groups)  # the first ones stay on the device
-    count = part * here / groups
-    gradients = here * pinned(FP32_BYTES * min(group, part), is_pinned)
+    sizes = ([group] * int(full) + [rest] * (rest > 0))[groups - here :]
+    gradients = sum([pinned(FP32_BYTES * size, is_pinned) for size in sizes])
+    count = sum(sizes)
     return flat + gradients + MASTER_BYTES * count + _moments(plan, count)
 
 

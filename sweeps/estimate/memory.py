@@ -32,8 +32,10 @@ from sweeps.estimate.share import Share, shares
 from sweeps.estimate.states import FP32_BYTES, States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
 
-# NCCL's buffers of one communicator: what two GPUs take more than one, and tensor parallelism more than
-# none, on H200 with NVLink.
+# Outside of torch's allocator, beside CUDA's context: kernels, loaded when first used, and NCCL's buffers,
+# the world's and those of each degree. One H200 that ran out of memory had 1.2 to 1.6 GiB there (its capacity
+# less what was free and what torch held); a second added 0.4.
+KERNELS_BYTES = 600 * 2**20
 COMMUNICATOR_BYTES = 400 * 2**20
 
 
@@ -91,10 +93,10 @@ def card_bytes(memory: Memory, factors: MemoryFactors = COLD, quantile: float = 
 
 
 def _context_bytes(plan: Plan, hardware: Hardware) -> int:
-    if hardware.device == "cpu":
+    if hardware.is_cpu:
         return 0
     groups = 1 + sum(degree > 1 for degree in (plan.data, plan.tensor, plan.pipeline))
-    return hardware.context_bytes + COMMUNICATOR_BYTES * groups
+    return hardware.context_bytes + KERNELS_BYTES + COMMUNICATOR_BYTES * groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,15 +130,15 @@ class _Parts:
             yield phase("loss", passing, between, *stays, *self._kept(1.0), self._logits())
         yield phase("backward", passing, between, bucket, *self._kept(1.0), *self._working(at_head=True))
         yield self._reduction(passing, bucket)
-        gradients = scaled("fp32 gradients", buffers.step_gradients(plan, held))
-        copies = scaled("gradient copies", buffers.conversion(plan, held) * self.factors.optimizer_step, STEP)
+        gradients = scaled("gradients for the step", buffers.step_gradients(held))
+        copies = scaled("gradient copies", buffers.conversion(held) * self.factors.optimizer_step, STEP)
         yield phase("conversion", base, gradients, copies)
-        temporaries = buffers.optimizer_temporaries(plan, held, self.hardware.device)
+        temporaries = buffers.optimizer_temporaries(plan, held, self.hardware)
         yield phase("step", base, gradients, self._temporaries(temporaries))
 
     def _base(self) -> list[Component]:
         plan, held, share = self.plan, self.held, self.share
-        is_cpu = self.hardware.device == "cpu"
+        is_cpu = self.hardware.is_cpu
         is_lasting = held.wrapper is Wrapper.ZERO3
         return [
             scaled("weights", held.weights),
@@ -165,14 +167,16 @@ class _Parts:
                 return phase(
                     "start", fixed, scaled("second weights", held.second_weights), scaled("copies", made)
                 )
+            case Wrapper.PLAIN | Wrapper.UNFUSED:
+                # unfused_optimizer.py steps once with gradients of zero, to make the moments.
+                first = held.moments + 2 * held.temporary
+                return phase("start", fixed, scaled("copies", held.master + first))
             case _:
-                # The model is made in fp32. stage_1_and_2.py flattens the weights, then takes the rank's part
-                # apart; fused_optimizer.py clones them first.
-                flat = count * held.wide * (2 if held.wrapper is Wrapper.FLAT else 1)
-                parted = held.part * (held.wide + FP32_BYTES)
-                return phase(
-                    "start", fixed, scaled("copies", max(count * (FP32_BYTES - held.wide), flat, parted))
-                )
+                # The model is made in fp32. stage_1_and_2.py flattens the weights, then takes the rank's
+                # part apart.
+                wide = held.wide
+                made = max(count * (FP32_BYTES - wide), count * wide, held.part * (wide + FP32_BYTES))
+                return phase("start", fixed, scaled("copies", made))
 
     def _kept(self, left: float) -> list[Component]:
         """Activations when a share of the blocks is still to be gone through backward."""
@@ -212,7 +216,7 @@ class _Parts:
             scaled("reduction copy", buffers.reduction_copy(plan, held, share)),
         ]
         is_zero1 = held.wrapper is Wrapper.ZERO12 and plan.zero.stage == 1
-        if held.wrapper in (Wrapper.PLAIN, Wrapper.FLAT, Wrapper.BF16) or (
+        if held.wrapper in (Wrapper.PLAIN, Wrapper.UNFUSED, Wrapper.BF16) or (
             is_zero1 and not plan.zero.overlap_comm
         ):
             # BF16_Optimizer has added the weights' own gradients to its flat ones by then.

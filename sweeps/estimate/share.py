@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sweeps.estimate.allocator import Tensors
 from train_entry.contract import ModelShape, Plan
 
 
@@ -17,6 +18,7 @@ class Census:
     final_norm: int
     block: float  # of one transformer block
     block_norms: int  # of them, those of norms, which no degree splits
+    matrices: Tensors  # of one block
     is_gated: bool  # three feed-forward matrices (SwiGLU), and RMS norms written out; else two, and LayerNorm
 
 
@@ -30,6 +32,7 @@ class Share:
     block_parameters: float
     head_parameters: float  # of the output matrix; 0: not on this stage
     largest_parameter: float
+    tensors: Tensors  # all of them; what no matrix explains as one
     has_embedding: bool
     has_head: bool
     in_flight: int  # micro-batches whose activations it keeps at once
@@ -45,14 +48,23 @@ def census(model: ModelShape) -> Census:
     block = max(0, model.parameters - matrix - head - positions - norm) / max(1, model.layers)
     kv_width = model.hidden * model.kv_heads // model.heads
     feed_forward = block - 2 * model.hidden * (model.hidden + kv_width)
+    is_gated = feed_forward > 2.5 * model.hidden * model.ffn
     return Census(
         embedding=matrix + positions,
         head=head,
         final_norm=norm,
         block=block,
         block_norms=2 * norm,
-        is_gated=feed_forward > 2.5 * model.hidden * model.ffn,
+        matrices=_matrices(model, kv_width, is_gated),
+        is_gated=is_gated,
     )
+
+
+def _matrices(model: ModelShape, kv_width: int, is_gated: bool) -> Tensors:
+    hidden = model.hidden
+    if is_gated:
+        return (2, hidden * hidden), (2, hidden * kv_width), (3, hidden * model.ffn)
+    return (1, 3 * hidden * hidden), (1, hidden * hidden), (2, hidden * model.ffn)
 
 
 def shares(plan: Plan, model: ModelShape) -> tuple[Share, ...]:
@@ -81,13 +93,18 @@ def _share(model: ModelShape, tensor: int, pipeline: int, stage: int, in_flight:
         model.vocab * model.hidden if copies else 0.0,
         head,
     )
+    parameters = blocks * block + whole + head
+    matrices = tuple([(blocks * each, size / tensor) for each, size in counted.matrices])
+    known = (*matrices, (copies, float(model.vocab * model.hidden)), (int(head > 0), head))
+    left = max(0.0, parameters - sum([each * size for each, size in known]))
     return Share(
         stage=stage,
         blocks=blocks,
-        parameters=blocks * block + whole + head,
+        parameters=parameters,
         block_parameters=block,
         head_parameters=(head or counted.embedding) if has_head else 0.0,
         largest_parameter=largest,
+        tensors=(*known, (1, left)),
         has_embedding=has_embedding,
         has_head=has_head,
         # 1F1B (Narayanan et al. 2021, section 2.2): a stage starts as many forward passes as stages follow.
