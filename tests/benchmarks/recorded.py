@@ -8,7 +8,8 @@ These change the plan and may be left out: `engine` (ddp, deepspeed), `tp`, `pp`
 cpu, nvme: the optimizer), `offload_param`, `ratio`, `bucket` (for reducing and gathering, elements), `ckpt`
 (true, or every how many blocks), `precision`, `grad_accum_dtype`, `attention`, `compile`, `clip`,
 `expandable_segments`, `optimizer`, `momentum`, `fused`, `prefetch`, `persistence`, `max_live`, `max_reuse`,
-`sub_group`, `hpz`, `quantized_weights`, `multi_rank`. `gpu` names the card.
+`sub_group`, `hpz`, `quantized_weights`, `multi_rank`. `gpu` names the card, `card_gib` its size, `hardware`
+changes its figures.
 
 Measured, where the trial came so far: `static` (bytes allocated after deepspeed.initialize), `peak`,
 `reserved` and `nvml` (bytes: torch's allocated and reserved, and the card's in use), `steps_ms`, `split_ms`
@@ -17,6 +18,7 @@ Measured, where the trial came so far: `static` (bytes allocated after deepspeed
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from typing import Any
 import yaml
 
 from sweeps.config.schema import ModelConfig
+from sweeps.estimate import hardware
 from sweeps.estimate.hardware import Hardware
 from sweeps.models import model_shape
 from train_entry.contract import (
@@ -150,13 +153,12 @@ def model_of(raw: Mapping[str, Any]) -> ModelShape:
 
 
 def hardware_of(raw: Mapping[str, Any]) -> Hardware:
-    changes: dict[str, Any] = dict(raw.get("hardware", {}))
-    if "gpu" in raw:
-        changes.setdefault("name", raw["gpu"])
-    if not changes:
-        return H200
-    given = {name: getattr(H200, name) for name in Hardware.__slots__}
-    return Hardware(**{**given, "is_known": False, **changes})
+    """Of data sheets; `hardware` changes single figures."""
+    card = H200
+    if raw.get("gpu", H200.name) != H200.name:
+        memory_bytes = round(raw.get("card_gib", 80) * GIB)
+        card = hardware.hardware_of(raw["gpu"], "cuda", 8, memory_bytes, H200.host_memory_bytes)
+    return dataclasses.replace(card, **raw.get("hardware", {}))
 
 
 def plan_of(raw: Mapping[str, Any]) -> Plan:
