@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from sweeps.estimate.hardware import Hardware
 from train_entry.contract import Plan
 
-# A step of a ring: a kernel's hand-over through NVLink, or through an adapter and a switch. NCCL's own cost
-# model counts 4 to 6 and some 14 microseconds (nccl: src/graph/tuning.cc, ring with the simple protocol).
-NODE_HOP_S = 6e-6
+# A step of a ring. NCCL's own cost model counts 3.4 microseconds through NVLink, 5.7 through PCIe, 14 through
+# a network (nccl, src/graph/tuning.cc: hwLat, ring, simple protocol).
+NODE_HOP_S = 5e-6
 NETWORK_HOP_S = 14e-6
-# NCCL's rings move this share of what a plain copy reaches: 370 of 396 GB/s and less for messages of tens of
-# megabytes (nccl-tests on eight H100s).
+# NCCL's rings move about this share of what a plain copy reaches; with messages of tens of megabytes, less.
 RING_SHARE = 0.8
 
 

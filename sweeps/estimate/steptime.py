@@ -18,9 +18,10 @@ from train_entry.contract import ModelShape, Plan
 
 # Of a pass, the share that can hide what is exchanged beside it: the rest has run before the first bucket.
 OVERLAP = 0.9
-# Device and host work side by side, and now and then one waits for the other: (a^6 + b^6)^(1/6) lies 12%
-# above the larger where both take equally long, and 1% where one takes twice the other's time.
-SIDE_BY_SIDE = 6
+# Device and host work side by side, and now and then one waits for the other: (a^10 + b^10)^(1/10) lies 7%
+# above the larger where both take equally long, and 1% where one takes two thirds of the other's time. CUDA
+# queues about a thousand kernels, so that short delays pass unnoticed.
+SIDE_BY_SIDE = 10
 MICRO_BATCH_HOST_S = 1e-3  # the loader, and the engine's calls around forward, backward and step
 
 

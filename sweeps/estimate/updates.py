@@ -34,7 +34,8 @@ CPU_ADAM_BYTES = 42
 CPU_ADAM_SHARE = 0.4
 # Gradients go to the host tensor by tensor, on the stream that computes: 36 to 45 GB/s of 55 on an H200.
 PIECES_SHARE = 0.67
-# From or to memory that is not page-locked the driver copies twice; CUDA's bandwidthTest shows 3 to 6 GB/s.
+# From or to memory that is not page-locked the driver copies twice: 3 to 6 GB/s are common; zero2_offload of
+# llama_160m lost 190 ms a step to it (two H200s).
 PAGEABLE_BYTES_PER_S = 4.5e9
 # An NVMe step reads master weights, two moments and gradients (16), and writes them back, as they came.
 NVME_BYTES = 32
