@@ -2,8 +2,8 @@
 
 Prints errors of the estimates as they come, and after some trials have been measured, beside what simpler
 models make of the same rows. A timed row has two steps only, which differ by a few percent: so do the errors.
-What the host takes for an operation was read off these very tables, so errors before any trial are smaller here
-than on another machine; the test that begins with wrong factors shows what trials mend then.
+What the host takes for an operation was read off these very tables, so errors before any trial are smaller
+here than on another machine; the test that begins with wrong factors shows what trials mend then.
 """
 
 from __future__ import annotations
