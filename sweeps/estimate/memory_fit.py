@@ -1,0 +1,216 @@
+"""Estimates of memory corrected by what was measured. Pure.
+
+Least squares on relative errors, each factor drawn to its default as strongly as a prior says, so that few
+observations correct what they can see and leave the rest; large errors count linearly (Huber 1964), so one
+odd observation moves little. A plan that ran out of memory says that it needed more than its limit: it counts
+while the estimate says less. One that ran says that it fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from sweeps.estimate.account import ACTIVATIONS, LOGITS, STEP, Memory, PhaseMemory
+from sweeps.estimate.hardware import Hardware
+from sweeps.estimate.memory import COLD, MemoryFactors, memory_of
+from train_entry.contract import ModelShape, Plan
+
+GIB = 2**30
+# Relative error of a measured peak that a good estimate leaves: rounding in torch's allocator, timing.
+NOISE = 0.015
+# A limit says less exactly what was needed: gaps between tensors differ from run to run.
+LIMIT_NOISE = 0.03
+LARGE_ERROR = 0.05  # from here on errors count linearly
+# How far each factor is believed to be from its default, as a standard deviation, and its bounds.
+PRIORS = {
+    "activations": (0.10, 0.25, 4.0),
+    "logits": (0.10, 0.25, 4.0),
+    "optimizer_step": (0.10, 0.25, 4.0),
+    "unseen_bytes": (0.25 * GIB, 0.0, 16.0 * GIB),
+    "fragmentation": (0.03, 0.0, 0.3),
+}
+NAMES = tuple(PRIORS)
+CONTEXT_BOUNDS = (0.25, 4.0)
+CONTEXT_WEIGHT = 1.0  # of the default, in observations
+SPREAD_WEIGHT = 4.0  # likewise
+ROUNDS = 20
+SWEEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryObservation:
+    """How much memory a trial took, or that it ran out of it."""
+
+    plan: Plan
+    model: ModelShape
+    hardware: Hardware
+    is_oom: bool
+    peak_bytes: int | None  # allocated, of the fullest rank, over all phases; None for those that ran out
+    limit_bytes: int | None  # that torch could reserve; None: unknown
+    reserved_bytes: int | None = None
+    card_bytes: int | None = None  # in use on the card
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """One observation as numbers."""
+
+    phases: tuple[tuple[float, float, float, float], ...]  # fixed, activations, logits, optimizer's step
+    gaps: float
+    peak: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Error:
+    """One relative error, and how it changes with each factor."""
+
+    value: float
+    slopes: tuple[float, ...]
+    noise: float = LIMIT_NOISE
+
+    @property
+    def weight(self) -> float:
+        """In least squares, so that a large error counts linearly."""
+        return min(1.0, LARGE_ERROR / max(abs(self.value), 1e-12)) / self.noise**2
+
+    @property
+    def cost(self) -> float:
+        """Huber's loss."""
+        size = abs(self.value)
+        is_small = size <= LARGE_ERROR
+        return (size**2 / 2 if is_small else LARGE_ERROR * (size - LARGE_ERROR / 2)) / self.noise**2
+
+
+def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors = COLD) -> MemoryFactors:
+    """Factors that explain the observations; without any, the prior itself."""
+    rows = [_row(each) for each in observations if _is_usable(each)]
+    if not rows:
+        return prior
+    start = tuple(float(getattr(prior, name)) for name in NAMES)
+    values = best = start
+    for _ in range(ROUNDS):
+        errors = [error for row in rows for error in _errors(row, values)]
+        solved = _solve(errors, values, start)
+        # Which phase is the peak, and which limits count, changes with the factors: half a step each time.
+        values = tuple([(old + new) / 2 for old, new in zip(values, solved, strict=True)])
+        best = min(best, values, key=lambda at: _cost(rows, at, start))
+    activations, logits, step, unseen, fragmentation = best
+    return replace(
+        prior,
+        activations=activations,
+        logits=logits,
+        optimizer_step=step,
+        unseen_bytes=unseen,
+        fragmentation=fragmentation,
+        context=_context(observations, prior),
+        spread=_spread(rows, best, prior),
+        observations=len(rows),
+    )
+
+
+def _is_usable(seen: MemoryObservation) -> bool:
+    if seen.is_oom:
+        return bool(seen.limit_bytes and seen.limit_bytes > 0)
+    return bool(seen.peak_bytes and seen.peak_bytes > 0)
+
+
+def _row(seen: MemoryObservation) -> _Row:
+    memory = memory_of(seen.plan, seen.model, seen.hardware)
+    return _Row(
+        phases=tuple([_by_factor(phase) for stage in memory.stages for phase in stage.phases]),
+        gaps=memory.gaps,
+        peak=None if seen.is_oom or not seen.peak_bytes else float(seen.peak_bytes),
+        limit=float(seen.limit_bytes) if seen.limit_bytes else None,
+    )
+
+
+def _by_factor(phase: PhaseMemory) -> tuple[float, float, float, float]:
+    sums = {"": 0.0, ACTIVATIONS: 0.0, LOGITS: 0.0, STEP: 0.0}
+    for component in phase.components:
+        sums[component.factor] += component.bytes
+    return sums[""], sums[ACTIVATIONS], sums[LOGITS], sums[STEP]
+
+
+def _peak(row: _Row, values: Sequence[float]) -> tuple[float, tuple[float, float, float, float]]:
+    """The estimate, and the phase it is of."""
+    activations, logits, step, unseen = values[:4]
+    totals = [at[0] + activations * at[1] + logits * at[2] + step * at[3] for at in row.phases]
+    highest = max(range(len(totals)), key=totals.__getitem__)
+    return totals[highest] + unseen, row.phases[highest]
+
+
+def _errors(row: _Row, values: Sequence[float]) -> list[_Error]:
+    estimate, phase = _peak(row, values)
+    slopes = (phase[1], phase[2], phase[3], 1.0)
+    errors = []
+    if row.peak is not None:
+        scaled = tuple([slope / row.peak for slope in slopes])
+        errors.append(_Error(value=estimate / row.peak - 1, slopes=(*scaled, 0.0), noise=NOISE))
+    if row.limit is None:
+        return errors
+    loose = 1 + values[4] * row.gaps
+    if row.peak is None and estimate * loose < row.limit:  # ran out, and the estimate says it fits
+        scaled = tuple([slope * loose / row.limit for slope in slopes])
+        apart = estimate * row.gaps / row.limit
+        errors.append(_Error(value=estimate * loose / row.limit - 1, slopes=(*scaled, apart)))
+    if row.peak is not None and row.peak * loose > row.limit:  # ran, with more room between than there was
+        apart = row.peak * row.gaps / row.limit
+        errors.append(_Error(value=row.peak * loose / row.limit - 1, slopes=(0.0, 0.0, 0.0, 0.0, apart)))
+    return errors
+
+
+def _solve(errors: list[_Error], at: tuple[float, ...], start: tuple[float, ...]) -> tuple[float, ...]:
+    """The best factors of errors taken as linear around `at`: one factor after the other, within bounds."""
+    weights = [error.weight for error in errors]
+    values = list(at)
+    left = [error.value for error in errors]  # errors at `values`
+    for _ in range(SWEEPS):
+        for index, (deviation, lowest, highest) in enumerate(PRIORS.values()):
+            precision = 1 / deviation**2
+            gradient = (values[index] - start[index]) * precision
+            curvature = precision
+            for error, value, weight in zip(errors, left, weights, strict=True):
+                gradient += weight * value * error.slopes[index]
+                curvature += weight * error.slopes[index] ** 2
+            new = min(highest, max(lowest, values[index] - gradient / curvature))
+            moved, values[index] = new - values[index], new
+            left = [value + error.slopes[index] * moved for error, value in zip(errors, left, strict=True)]
+    return tuple(values)
+
+
+def _cost(rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...]) -> float:
+    """Of all errors, and of the distance from the prior."""
+    cost = 0.0
+    for (deviation, _, _), value, default in zip(PRIORS.values(), values, start, strict=True):
+        cost += ((value - default) / deviation) ** 2 / 2
+    return cost + sum(error.cost for row in rows for error in _errors(row, values))
+
+
+def _spread(rows: list[_Row], values: tuple[float, ...], prior: MemoryFactors) -> float:
+    """Of measured over estimated, as a standard deviation of logarithms; few observations leave it be."""
+    squares = [math.log(row.peak / _peak(row, values)[0]) ** 2 for row in rows if row.peak is not None]
+    total = SPREAD_WEIGHT * prior.spread**2 + sum(squares)
+    return math.sqrt(total / (SPREAD_WEIGHT + len(squares)))
+
+
+def _context(observations: Sequence[MemoryObservation], prior: MemoryFactors) -> float:
+    """What a card held beyond torch's memory, over what was estimated."""
+    ratios = [
+        (seen.card_bytes - seen.reserved_bytes) / expected
+        for seen in observations
+        if seen.card_bytes and seen.reserved_bytes and not seen.is_oom
+        if (expected := _memory(seen).context_bytes) > 0 and seen.card_bytes > seen.reserved_bytes
+    ]
+    if not ratios:
+        return prior.context
+    weight = CONTEXT_WEIGHT / (CONTEXT_WEIGHT + len(ratios))
+    lowest, highest = CONTEXT_BOUNDS
+    return min(highest, max(lowest, weight * prior.context + (1 - weight) * median(ratios)))
+
+
+def _memory(seen: MemoryObservation) -> Memory:
+    return memory_of(seen.plan, seen.model, seen.hardware)

@@ -1,0 +1,154 @@
+"""How well memory is estimated, on recorded trials: `make bench`. Prints, and asserts next to nothing.
+
+Errors are of the peak that torch allocated. SHARDSWEEP_TABLES adds tables (see recorded.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from sweeps.estimate.memory import COLD, MemoryFactors, memory_of, needed_bytes
+from sweeps.estimate.memory_fit import MemoryObservation, fit_memory
+from tests.benchmarks.recorded import Row, tables
+from tests.benchmarks.rivals import RIVALS
+
+CALIBRATIONS = (1, 3, 8)
+CHOICES = 100
+QUANTILES = (0.5, 0.8, 0.95)
+Refuses = Callable[[Row], bool]
+
+
+def observation(row: Row) -> MemoryObservation:
+    return MemoryObservation(
+        plan=row.plan,
+        model=row.model,
+        hardware=row.hardware,
+        is_oom=row.is_oom,
+        peak_bytes=None if row.is_oom else row.peak_bytes,
+        limit_bytes=row.cap_bytes,
+        reserved_bytes=row.reserved_bytes,
+        card_bytes=row.card_bytes,
+    )
+
+
+def peak(row: Row, factors: MemoryFactors = COLD) -> int:
+    return memory_of(row.plan, row.model, row.hardware, factors).peak_bytes
+
+
+def errors(rows: Sequence[Row], factors: MemoryFactors = COLD) -> list[float]:
+    """Relative, signed, of the trials that ran."""
+    return [peak(row, factors) / row.peak_bytes - 1 for row in rows if not row.is_oom and row.peak_bytes]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def sizes(values: Sequence[float]) -> str:
+    """Quantiles of their sizes."""
+    absolute = [abs(value) for value in values]
+    shares = [100 * quantile(absolute, share) for share in (0.5, 0.95)]
+    largest = 100 * max(absolute, default=float("nan"))
+    return f"median {shares[0]:6.2f}%   95% below {shares[1]:6.2f}%   largest {largest:6.2f}%"
+
+
+def gate(rows: Sequence[Row], refuses: Refuses) -> str:
+    failed = [row for row in rows if row.is_oom]
+    ran = [row for row in rows if not row.is_oom]
+    caught = sum(refuses(row) for row in failed)
+    lost = sum(refuses(row) for row in ran)
+    best = max(ran, key=speed, default=None)
+    verdict = "no trial ran" if best is None else "best refused" if refuses(best) else "best kept"
+    return (
+        f"{caught:3d} of {len(failed):3d} that ran out refused ({percent(caught, len(failed))}), "
+        f"{lost:3d} of {len(ran):3d} that ran ({percent(lost, len(ran))}), {verdict}"
+    )
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "none"
+
+
+def speed(row: Row) -> float:
+    """Tokens a second, by the steps after the first."""
+    steps = row.steps_s[1:]
+    return row.plan.tokens_per_step * len(steps) / sum(steps) if steps else 0.0
+
+
+def ours(factors: MemoryFactors, share: float) -> Refuses:
+    def refuses(row: Row) -> bool:
+        memory = memory_of(row.plan, row.model, row.hardware, factors)
+        return needed_bytes(memory, factors, share) > row.cap_bytes
+
+    return refuses
+
+
+def test_estimates_without_any_measurement() -> None:
+    for name, rows in tables().items():
+        print(f"\n{name}: {len(rows)} trials, {sum(row.is_oom for row in rows)} ran out of memory")
+        print(f"  cold: {sizes(errors(rows))}")
+        for share in QUANTILES:
+            print(f"  gate at quantile {share:.2f}: {gate(rows, ours(COLD, share))}")
+        ran = [row for row in rows if row.reserved_bytes and row.card_bytes and not row.is_oom]
+        for label, of in (("reserved", "reserved_bytes"), ("card's use", "card_bytes")):
+            ratios = [getattr(row, of) / row.peak_bytes for row in ran if row.peak_bytes]
+            low, middle, high = [quantile(ratios, share) for share in (0.05, 0.5, 0.95)]
+            print(f"  {label} over peak allocated: {low:.2f} to {high:.2f}, median {middle:.2f}")
+        assert rows
+
+
+def test_estimates_after_some_measurements() -> None:
+    """Calibrated on k trials of the table chosen at random, errors of all others; OOMs count among the k."""
+    for name, rows in tables().items():
+        chooser = random.Random(0)
+        print(f"\n{name}: {CHOICES} random choices of trials to calibrate on")
+        for count in CALIBRATIONS:
+            others: list[float] = []
+            caught = failed = lost = ran = 0
+            for _ in range(CHOICES):
+                chosen = set(chooser.sample(range(len(rows)), min(count, len(rows) - 1)))
+                factors = fit_memory([observation(rows[index]) for index in chosen])
+                left = [row for index, row in enumerate(rows) if index not in chosen]
+                others += errors(left, factors)
+                refused = [ours(factors, 0.5)(row) for row in left]
+                caught += sum(no for no, row in zip(refused, left, strict=True) if row.is_oom)
+                lost += sum(no for no, row in zip(refused, left, strict=True) if not row.is_oom)
+                failed += sum(row.is_oom for row in left)
+                ran += sum(not row.is_oom for row in left)
+            print(f"  after {count}: {sizes(others)}")
+            print(f"    gate: {percent(caught, failed)} of OOMs refused, {percent(lost, ran)} of others")
+        factors = fit_memory([observation(row) for row in rows])
+        print(f"  all of them: {factors}")
+        assert rows
+
+
+def test_other_tools_on_the_same_trials() -> None:
+    for name, rows in tables().items():
+        print(f"\n{name}: estimated over measured peak")
+        for tool, rival in RIVALS.items():
+            said = [(row, rival(row.plan, row.model)) for row in rows]
+            known = [(row, count) for row, count in said if count is not None]
+            wrong = [count / row.peak_bytes - 1 for row, count in known if row.peak_bytes and not row.is_oom]
+            by_label = {id(row): count for row, count in known}
+            print(f"  {tool:28s} {sizes(wrong)}   ({len(known)} trials)")
+            print(f"  {'':28s} {gate([row for row, _ in known], _over(by_label))}")
+        print(f"  {'ours, cold':28s} {sizes(errors(rows))}")
+        print(f"  {'':28s} {gate(rows, ours(COLD, 0.5))}")
+        assert rows
+
+
+def _over(counts: dict[int, float]) -> Refuses:
+    return lambda row: counts[id(row)] > row.cap_bytes
+
+
+def test_an_estimate_costs() -> None:
+    rows = [row for table in tables().values() for row in table]
+    began = time.process_time()
+    for row in rows * 10:
+        peak(row)
+    spent = time.process_time() - began
+    print(f"\n{1e3 * spent / len(rows) / 10:.3f} ms a plan")
+    assert rows
