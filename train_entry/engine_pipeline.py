@@ -14,6 +14,7 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
+from train_entry import split
 from train_entry.contract import Plan
 from train_entry.engine import Held, Lap, Part, copies_of
 from train_entry.engine_deepspeed import join_ranks, norm_of, rate_of
@@ -37,7 +38,7 @@ SHARED = "embedding"
 
 
 def open_engine(
-    model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
+    model: Any, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
 ) -> PipelinedEngine:
     """`model` is what stages.py has left of it for this rank."""
     return PipelinedEngine(model, plan, ds_config)
@@ -46,11 +47,13 @@ def open_engine(
 class PipelinedEngine:
     """All micro-batches of a step go through the stages at once. See engine.TrainEngine."""
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, plan: Plan, ds_config: Mapping[str, Any]) -> None:
         self._plan = plan
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what each stage has
             stages = Stages(model, plan)
         self._engine = deepspeed.initialize(model=stages, config=dict(ds_config))[0]
+        if plan.compile:
+            self._engine.compile()
 
     def step(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
         self._engine._INSTRUCTION_MAP = timed_instructions(type(self._engine)._INSTRUCTION_MAP, lap)
@@ -75,7 +78,7 @@ class PipelinedEngine:
 class Stages(PipelineModule):  # type: ignore[misc]
     """To DeepSpeed a pipeline of one layer a stage: where the cuts are, is decided before."""
 
-    def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
+    def __init__(self, model: Any, plan: Plan) -> None:
         stage = Stage(model)
         object.__setattr__(self, "_stage", stage)  # it is a submodule as the layer that it is
         super().__init__(
@@ -87,6 +90,8 @@ class Stages(PipelineModule):  # type: ignore[misc]
             partition_method="uniform",
         )
         self._count_once(plan.place(self.global_rank).tensor)
+        if plan.tensor > 1:
+            split.join(model, self._grid.get_slice_parallel_group())
 
     def _count_once(self, tensor_rank: int) -> None:
         """Say of which parameters this rank has the first copy, for the norm of the whole gradient.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from train_entry import split
 from train_entry.contract import Place, Plan
 
 
@@ -61,15 +62,19 @@ class Staged:
 
     def place(self, model: PreTrainedModel) -> None:
         cut_out(model, self._plan, self._at.stage)
+        if self._plan.tensor > 1:
+            split.shrink(model, self._plan.tensor)
         model.to_empty(device=self._device)
         mark_shared_embedding(model)
+        if self._plan.tensor > 1:
+            split.mark(model)
         with torch.no_grad():
             for module in model.modules():
                 if next(module.buffers(recurse=False), None) is not None:
                     model._init_weights(module)  # frequencies of rotary embeddings: transformers' own rule
 
     def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
-        return values
+        return split.part_of(parameter, values, self._at.tensor)
 
     def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
