@@ -32,6 +32,7 @@ class Machine:
     ranks_per_node: int
     gpus: tuple[Gpu, ...] = ()  # of this node; empty on CPU
     cores: int = 1
+    host_memory_bytes: int | None = None  # of a node, as far as this process may use it; None: not known
     nvme: Nvme | None = None  # None: cluster.nvme_path is not set
     has_libaio: bool = False  # DeepSpeed's async_io is compiled, or can be
     has_fp16: bool = True  # of a CPU: arithmetic of its own, which DeepSpeed insists on

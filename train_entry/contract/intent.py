@@ -260,3 +260,4 @@ class TrialSpec:
     data: DataSpec
     measure: MeasureSpec
     limits: TimeLimits
+    memory_limit_bytes: int | None = None  # that torch may reserve on each GPU; None: all there is

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from train_entry.contract.intent import ModelShape, Plan
 from train_entry.contract.seen import Outcome
-from train_entry.contract.words import Origin, State
+from train_entry.contract.words import Fit, Origin, State
 
 Scalar = str | int | float | bool | None
 
@@ -32,6 +32,28 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What was expected of a plan before it ran."""
+
+    fit: Fit
+    why: str  # one line: what there is too little of, with the numbers; empty where all fits
+    peak_bytes: int  # allocated by torch on the fullest rank; resident memory of a rank on a CPU
+    needed_bytes: int  # of that rank, with what fragments, the gate's margin, and the context if it counts
+    limit_bytes: int  # what a rank may use
+    reservable_bytes: int | None  # of it, by torch's allocator; None on a CPU, which has none
+    host_bytes: int  # resident memory of all ranks of the fullest node
+    host_limit_bytes: int | None
+    nvme_bytes: int  # files of all ranks of the fullest node
+    phase: str  # in which the peak lies
+    components: Mapping[str, int]  # of the peak, in bytes
+    step_s: float
+    parts: Mapping[str, float]  # of the step, in seconds
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    observations: int  # finished trials that it had learned from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """trial.json: one configuration and all that is known of it."""
 
@@ -43,6 +65,7 @@ class Trial:
     created_at: float
     plan: Plan | None = None  # None: rejected
     fingerprint: str | None = None
+    estimate: Estimate | None = None  # made before the launch; None: rejected, or of an earlier version
     outcome: Outcome | None = None
     reasons: tuple[Reason, ...] = ()  # why rejected
     reused_from: int | None = None

@@ -70,6 +70,14 @@ class State(StrEnum):
         return self not in (State.QUEUED, State.RUNNING, State.CANCELLED)
 
 
+class Fit(StrEnum):
+    """What an estimate says of a plan before it runs."""
+
+    FITS = "fits"
+    BORDERLINE = "borderline"  # too large only if the estimate is too low: a few are launched, to learn
+    TOO_LARGE = "too_large"
+
+
 class Origin(StrEnum):
     """Why a trial exists."""
 

@@ -1,0 +1,106 @@
+"""What a plan may use, and whether it will: nothing is launched that is known not to fit. Pure."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from sweeps.config.schema import ClusterConfig, GateConfig
+from sweeps.estimate.account import Memory
+from sweeps.estimate.memory import MemoryFactors, needed_bytes
+from sweeps.machine import Machine
+from train_entry.contract import Fit
+
+GIB = 2**30
+MEDIAN = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What each rank, and each node, may use."""
+
+    device_bytes: int  # of each GPU; on a CPU a rank's equal share of the host's memory
+    counts_context: bool  # device_bytes holds what lies outside of torch's allocator too
+    what: str  # of device_bytes, in the words of the configuration
+    is_imposed: bool = False  # on each rank: it is less than the GPU has
+    headroom_bytes: int = 0  # of device_bytes, to be left free
+    host_bytes: int | None = None  # of a node; None: not known
+    nvme_bytes: int | None = None  # free on its disk
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a plan fits, and the numbers."""
+
+    fit: Fit
+    why: str  # empty where it fits
+    needed_bytes: int  # of a device, at the gate's quantile
+    limit_bytes: int  # of it
+
+
+def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
+    """What the configuration leaves of the machine. A CPU's ranks have the host's memory together."""
+    host = machine.host_memory_bytes
+    nvme = machine.nvme.free_bytes if machine.nvme else None
+    if not machine.gpus:
+        return Room(
+            device_bytes=host or sys.maxsize,
+            counts_context=False,
+            what="the host's memory",
+            host_bytes=host,
+            nvme_bytes=nvme,
+        )
+    card = min(gpu.memory_bytes for gpu in machine.gpus)
+    asked = int(cluster.memory_limit_gib * GIB) if cluster.memory_limit_gib else card
+    headroom = int(gate.headroom_gib * GIB)
+    is_imposed = asked < card
+    what = f"cluster.memory_limit_gib={cluster.memory_limit_gib:g}" if is_imposed else machine.device_name
+    return Room(
+        device_bytes=min(asked, card),
+        counts_context=cluster.limit_counts_context or not is_imposed,
+        what=f"{what} less gate.headroom_gib={gate.headroom_gib:g}" if headroom else what,
+        is_imposed=is_imposed,
+        headroom_bytes=headroom,
+        host_bytes=host,
+        nvme_bytes=nvme,
+    )
+
+
+def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -> Verdict:
+    """Compare what a plan needs with what there is: devices, host, disk.
+
+    It is borderline where only the margin for the estimate's own error is too much.
+    """
+    limit = room.device_bytes - room.headroom_bytes
+    context = memory.context_bytes if room.counts_context else 0
+    needed = needed_bytes(memory, factors, quantile) + context
+    likely = needed_bytes(memory, factors, MEDIAN) + context
+    problems = [problem for problem in (_host(memory, room), _nvme(memory, room)) if problem]
+    fit = Fit.TOO_LARGE if problems else Fit.FITS
+    if needed > limit:
+        problems.insert(0, _device(memory, room, needed, limit))
+        if fit is Fit.FITS:
+            fit = Fit.BORDERLINE if likely <= limit else Fit.TOO_LARGE
+    return Verdict(fit=fit, why="; ".join(problems), needed_bytes=needed, limit_bytes=limit)
+
+
+def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
+    fullest = memory.fullest
+    where = f" on stage {fullest.stage}" if len(memory.stages) > 1 else ""
+    return f"needs {_gib(needed)}{where} ({fullest.peak.phase}) of {_gib(limit)}, {room.what}"
+
+
+def _host(memory: Memory, room: Room) -> str | None:
+    if room.host_bytes is None or memory.host_bytes <= room.host_bytes:
+        return None
+    return f"needs {_gib(memory.host_bytes)} of the node's {_gib(room.host_bytes)} of host memory"
+
+
+def _nvme(memory: Memory, room: Room) -> str | None:
+    if room.nvme_bytes is None or memory.nvme_bytes <= room.nvme_bytes:
+        return None
+    return f"needs {_gib(memory.nvme_bytes)} of the {_gib(room.nvme_bytes)} free on the NVMe"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:,.2f} GiB"
