@@ -33,6 +33,7 @@ from analysis.load import load_study  # noqa: E402
 from analysis.ranking import best  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
+from sweeps.admission import Admission  # noqa: E402
 from sweeps.cluster.devices import detect, find_gpus  # noqa: E402
 from sweeps.cluster.local import LocalCluster  # noqa: E402
 from sweeps.config.compose import (  # noqa: E402
@@ -47,6 +48,8 @@ from sweeps.config.schema import SweepConfig  # noqa: E402
 from sweeps.display import Display, make_display  # noqa: E402
 from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
 from sweeps.export import write_best  # noqa: E402
+from sweeps.forecast import Forecaster, hardware_for  # noqa: E402
+from sweeps.gate import room_of  # noqa: E402
 from sweeps.identity import collection_name, comparable, joined_record, study_record  # noqa: E402
 from sweeps.inputs import require_inputs  # noqa: E402
 from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
@@ -83,6 +86,7 @@ class Session:
     record: StudyRecord
     directory: StudyDir
     planner: Planner
+    forecaster: Forecaster
     single: Point | None  # the one point to measure, anew; None: search
 
 
@@ -149,6 +153,9 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
         record=record,
         directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
         planner=planner,
+        forecaster=Forecaster(
+            model, hardware_for(machine), room_of(config.cluster, config.gate, machine), config.gate
+        ),
         single=point,
     )
 
@@ -202,6 +209,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         searcher=Searcher(space, config.search, len(ledger.trials), planner.matters),
         cluster=LocalCluster(session.machine, parallel),
         ledger=ledger,
+        admission=Admission(session.forecaster, config.gate.enabled, config.gate.borderline),
         limits=limits,
         observer=observer,
         cancel_on_interrupt=config.cluster.on_interrupt == "cancel",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sweeps.admission import Admission
 from sweeps.advisor import advice_for
 from sweeps.cluster.base import Cluster, JobHandle, JobState
 from sweeps.collect import attempt_gpu_seconds, collect
@@ -69,6 +70,7 @@ class StudyLoop:
     searcher: Searcher
     cluster: Cluster
     ledger: Ledger
+    admission: Admission
     limits: Limits
     observer: Observer
     cancel_on_interrupt: bool = True
@@ -85,6 +87,7 @@ class StudyLoop:
 
     def run(self, point: Point | None = None) -> StopReason:
         """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
+        self.admission.recall(self.ledger.trials)
         self._recover_own_trials()
         if point is None:
             self._recover()
@@ -219,10 +222,18 @@ class StudyLoop:
             self._tell(self.ledger.put(closed))
             return
         twin = self._twin(planned) if origin is not Origin.USER else None
-        self.ledger.put(
-            dataclasses.replace(trial, plan=planned.plan, reused_from=twin.number if twin else None)
+        estimate = self.admission.estimate(planned.plan)
+        trial = dataclasses.replace(
+            trial, plan=planned.plan, estimate=estimate, reused_from=twin.number if twin else None
         )
-        self.observer.changed(self.ledger[number])
+        refusal = None if twin else self.admission.refusal(estimate, origin)
+        if refusal:
+            trial = dataclasses.replace(
+                trial, state=State.INFEASIBLE, outcome=refusal, closed_at=trial.created_at
+            )
+            self._tell(self.ledger.put(trial))
+        else:
+            self.observer.changed(self.ledger.put(trial))
 
     def _twin(self, planned: Planned) -> Trial | None:
         """A trial whose result this one can share: known, or on its way to us."""
@@ -282,6 +293,7 @@ class StudyLoop:
 
     def _submit(self, trial: Trial, kind: AttemptKind, slots: tuple[str, ...]) -> None:
         spec = self.planner.spec(trial, trial.attempts, kind)
+        spec = dataclasses.replace(spec, memory_limit_bytes=self.admission.memory_limit_bytes(trial))
         attempt = self.ledger.open_attempt(spec, ds_config_text(spec.plan))
         self._running[trial.number] = self.cluster.submit(attempt, spec, slots)
 
@@ -357,7 +369,10 @@ class StudyLoop:
         return self.ledger[number].lost < self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
-        self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
+        trial = self.ledger.change(number, closed_at=self.clock.now(), **changes)
+        if trial.state is not State.REUSED:
+            self.admission.learn(trial)
+        self._tell(trial)
 
     def _tell(self, trial: Trial) -> None:
         """The sampler, then the observer, hear of a closed trial that is on record."""

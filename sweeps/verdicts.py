@@ -65,6 +65,7 @@ class Lesson:
 
 
 HOLDS, BROKEN = -1.0, 1.0
+LEAST = 0.01  # of a constraint that is known to hold or not, whatever the estimate says
 
 
 def lesson(trial: Trial, objective: str) -> Lesson | None:
@@ -78,7 +79,7 @@ def lesson(trial: Trial, objective: str) -> Lesson | None:
             point=point,
             value=value if math.isfinite(value) else None,
             legal=HOLDS,
-            memory=HOLDS,
+            memory=min(-LEAST, _excess(trial, HOLDS)),
             trained=HOLDS,
         )
     if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.LEARN:
@@ -88,6 +89,12 @@ def lesson(trial: Trial, objective: str) -> Lesson | None:
         point=point,
         value=None,
         legal=HOLDS,
-        memory=HOLDS if fits else BROKEN,
+        memory=min(-LEAST, _excess(trial, HOLDS)) if fits else max(LEAST, _excess(trial, BROKEN)),
         trained=BROKEN if fits else HOLDS,
     )
+
+
+def _excess(trial: Trial, otherwise: float) -> float:
+    """How far a plan needs more than there is: 0.1 for a tenth too much. `otherwise`: without an estimate."""
+    estimate = trial.estimate
+    return estimate.needed_bytes / estimate.limit_bytes - 1 if estimate else otherwise

@@ -59,7 +59,7 @@ class PipelinedEngine:
         self._engine._INSTRUCTION_MAP = timed_instructions(type(self._engine)._INSTRUCTION_MAP, lap)
         # Inputs for the first stage, labels for the last. Others take nothing.
         loss: torch.Tensor = self._engine.train_batch((batch, batch) for batch in batches)
-        lap(Part.EXCHANGE)  # the last stage tells all others the loss
+        lap(Part.UPDATE)  # behind it all ranks hear the loss of the last stage
         return loss
 
     def lr(self) -> float:

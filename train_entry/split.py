@@ -1,4 +1,4 @@
-"""Matrices of a pipeline's blocks, split over tensor ranks: by columns where a part begins, rows where it ends.
+"""Matrices of a pipeline's blocks, split over tensor ranks: first by columns, then by rows.
 
 Shoeybi et al. 2019, arXiv 1909.08053, section 3. DeepSpeed's own splitting replaces the topology of a
 pipeline, which then dies of it; without a pipeline DeepSpeed's is used.

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sweeps.admission import Admission
 from sweeps.cluster.base import JobHandle
 from sweeps.config.compose import Composer
 from sweeps.config.grammar import read_request, without_idle
+from sweeps.forecast import Forecaster, hardware_for
+from sweeps.gate import room_of
 from sweeps.ledger import Ledger
 from sweeps.limits import Limits, StopReason
 from sweeps.loop import StudyLoop
@@ -71,8 +74,12 @@ class Bench:
         ledger = self.ledger()
         planner = Planner(request.composer, self.model, self.cluster.machine, "mine")
         request = without_idle(request, planner.matters)
+        machine = self.cluster.machine
+        room = room_of(config.cluster, config.gate, machine)
+        forecaster = Forecaster(self.model, hardware_for(machine), room, config.gate)
         loop = StudyLoop(
             study=self.record(),
+            admission=Admission(forecaster, config.gate.enabled, config.gate.borderline),
             planner=planner,
             searcher=Searcher(request.space, config.search, len(ledger.trials), planner.matters),
             cluster=self.cluster,

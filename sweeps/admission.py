@@ -1,0 +1,44 @@
+"""Which plans are launched: the door between what is proposed and what costs GPU time. Pure."""
+
+from __future__ import annotations
+
+from sweeps.forecast import Forecaster
+from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Plan, Trial
+
+
+class Admission:
+    """Estimates every plan, and refuses those that cannot fit. Learns from every trial that ends."""
+
+    def __init__(self, forecaster: Forecaster, enabled: bool, borderline: int) -> None:
+        self._forecaster = forecaster
+        self._enabled = enabled
+        self._borderline_left = borderline
+
+    def recall(self, trials: list[Trial]) -> None:
+        """What this study has learned and spent before."""
+        self._forecaster.learn(trials)
+        self._borderline_left -= sum(_is_borderline(trial) and trial.attempts > 0 for trial in trials)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        return self._forecaster.estimate(plan)
+
+    def refusal(self, estimate: Estimate, origin: Origin) -> Failure | None:
+        """Why a plan is not launched; None: it is. What a user asked for by itself always is."""
+        if not self._enabled or origin is Origin.USER or estimate.fit is Fit.FITS:
+            return None
+        if estimate.fit is Fit.BORDERLINE and self._borderline_left > 0:
+            self._borderline_left -= 1
+            return None
+        return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
+
+    def learn(self, trial: Trial) -> None:
+        """From a trial that has just ended."""
+        self._forecaster.learn([trial])
+
+    def memory_limit_bytes(self, trial: Trial) -> int | None:
+        """What torch is held to on each GPU of the trial; None: the GPU itself is the limit."""
+        return self._forecaster.imposed_bytes(trial.estimate)
+
+
+def _is_borderline(trial: Trial) -> bool:
+    return trial.estimate is not None and trial.estimate.fit is Fit.BORDERLINE
