@@ -1,7 +1,7 @@
 """shardsweep: which parallel configuration trains a model fastest, fits in memory and still trains well.
 
     python sweep.py -m                               a study over the chosen space
-    python sweep.py -m dry_run=true                  which of its plans are legal, and why others are not
+    python sweep.py -m dry_run=true                  its plans with their estimates; launches nothing
     python sweep.py strategy=zero2 micro_batch=4     that one configuration, as one trial
 
 The only entry point, and the only place where the parts are put together.
@@ -50,11 +50,15 @@ from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
 from sweeps.export import write_best  # noqa: E402
 from sweeps.forecast import Forecaster, hardware_for  # noqa: E402
 from sweeps.gate import room_of  # noqa: E402
+from sweeps.history import earlier_trials  # noqa: E402
 from sweeps.identity import collection_name, comparable, joined_record, study_record  # noqa: E402
 from sweeps.inputs import require_inputs  # noqa: E402
 from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
 from sweeps.limits import Limits, StopReason  # noqa: E402
-from sweeps.listing import list_plans, show_listing  # noqa: E402
+from sweeps.listing import list_plans  # noqa: E402
+from sweeps.listing_file import require_target, write_listing  # noqa: E402
+from sweeps.listing_view import show_listing  # noqa: E402
+from sweeps.listing_words import basis  # noqa: E402
 from sweeps.loop import StudyLoop  # noqa: E402
 from sweeps.machine import Machine  # noqa: E402
 from sweeps.models import model_shape  # noqa: E402
@@ -144,6 +148,10 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
         record, point = single_trial(record, request, config)
         point = {key: value for key, value in point.items() if settings.matters(key, point)}
     planner = Planner(request.composer, model, machine, record.name)
+    room = room_of(config.cluster, config.gate, machine)
+    forecaster = Forecaster(model, hardware_for(machine), room, config.gate)
+    if config.gate.earlier_studies:
+        forecaster.learn(earlier_trials(Path(config.studies_dir), record))
     if not config.dry_run:  # which says itself that nothing is legal, and why
         planner.require_legal(request.space)
     return Session(
@@ -153,18 +161,31 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
         record=record,
         directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
         planner=planner,
-        forecaster=Forecaster(
-            model, hardware_for(machine), room_of(config.cluster, config.gate, machine), config.gate
-        ),
+        forecaster=forecaster,
         single=point,
     )
 
 
 def list_only(session: Session) -> int:
-    """Print the plans of the space, legal or not and why; nothing is launched or written."""
-    planner, space = session.planner, session.request.space
-    listing = list_plans(space, planner.plan, planner.matters, session.config.search.seed)
+    """Print the plans of the space with their estimates, or why they are illegal; launch nothing."""
+    planner, forecaster, config = session.planner, session.forecaster, session.config
+    to = Path(config.dry_run_to) if config.dry_run_to else None
+    if to is not None:
+        require_target(to)
+    forecaster.learn(Ledger(session.directory).trials)
+    listing = list_plans(
+        session.request.space,
+        planner.plan,
+        planner.matters,
+        config.search.seed,
+        forecaster.estimate,
+        session.record.objective,
+        basis(hardware_for(session.machine), forecaster.room, config.gate, forecaster.observations),
+    )
     show_listing(listing, sys.stdout)
+    if to is not None:
+        write_listing(listing, to)
+        print(f"written to {to}")
     return OK if listing.legal else NO_FEASIBLE_TRIAL
 
 

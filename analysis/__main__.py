@@ -1,16 +1,22 @@
-"""`python -m analysis table STUDY_DIR`: what a study found, from its files alone."""
+"""`python -m analysis COMMAND STUDY_DIR`: what a study found, from its files alone."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from analysis.calibration_page import PAGE
+from analysis.calibration_view import show_calibration, write_calibration_csv, write_page
 from analysis.load import StudyUnreadable, load_study
 from analysis.table import UnknownColumn, show, write_csv
 from train_entry.contract import StudyDir
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # generic for mypy only
 
 _TABLE_HELP = """\
 Print the ranked table of a study and write the same to STUDY_DIR/table.csv.
@@ -21,14 +27,23 @@ examples:
   python -m analysis table studies/llama1b3 --sort peak_bytes --all
 """
 
+_CALIBRATION_HELP = """\
+Compare the estimates of a study with its measurements, and write plots to STUDY_DIR/calibration.html.
+The study may still be running. Nothing else in the directory is changed.
+
+examples:
+  python -m analysis calibration studies/llama1b3
+  python -m analysis calibration studies/llama1b3 --csv calibration.csv
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where table.csv cannot be written; 2 where what was asked does not exist."""
+    """Exit status: 0; 1 where a file cannot be written; 2 where what was asked does not exist."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± still gets its numbers
     options = _parser().parse_args(arguments)
     try:
-        return _table(options)
+        return _table(options) if options.command == "table" else _calibration(options)
     except (StudyUnreadable, UnknownColumn) as error:
         print(f"python -m analysis: {error}", file=sys.stderr)
         return 2
@@ -37,15 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Read a study's files.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    table = commands.add_parser(
-        "table",
-        help="print the ranked table and write table.csv",
-        description=_TABLE_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    table.add_argument(
-        "study", type=Path, metavar="STUDY_DIR", help="the directory that holds study.json: studies/NAME"
-    )
+    table = _command(commands, "table", "print the ranked table and write table.csv", _TABLE_HELP)
     table.add_argument(
         "--sort",
         metavar="COLUMN",
@@ -55,16 +62,49 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument(
         "--all", action="store_true", help="also rejected trials, and more than the first rows and notes"
     )
+    calibration = _command(
+        commands, "calibration", "compare estimates with measurements, with plots", _CALIBRATION_HELP
+    )
+    calibration.add_argument(
+        "--csv", type=Path, metavar="PATH", help="also write the comparison there, one row a trial"
+    )
     return parser
+
+
+def _command(commands: _Commands, name: str, what: str, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=what, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument(
+        "study", type=Path, metavar="STUDY_DIR", help="the directory that holds study.json: studies/NAME"
+    )
+    return command
 
 
 def _table(options: argparse.Namespace) -> int:
     study = load_study(StudyDir(options.study))
     show(study, sys.stdout, sort=options.sort, everything=options.all)
+    return _written(study.directory.table, lambda: write_csv(study))
+
+
+def _calibration(options: argparse.Namespace) -> int:
+    study = load_study(StudyDir(options.study))
+    show_calibration(study, sys.stdout)
+    path: Path | None = options.csv
+    if path is not None and (status := _written(path, lambda: write_calibration_csv(study, path))):
+        return status
+    status = _written(study.directory.path / PAGE, lambda: write_page(study))
+    if status == 0:
+        print(f"plots: {study.directory.path / PAGE}")
+    return status
+
+
+def _written(path: Path, write: Callable[[], object]) -> int:
+    """Exit status of writing a file."""
     try:
-        write_csv(study)
+        write()
     except OSError as error:
-        print(f"python -m analysis: cannot write {study.directory.table}: {error.strerror}", file=sys.stderr)
+        print(f"python -m analysis: cannot write {path}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

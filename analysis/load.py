@@ -10,7 +10,9 @@ from statistics import fmean
 from train_entry.contract import (
     Advice,
     Engine,
+    Estimate,
     Failure,
+    FailureKind,
     Measurement,
     MemoryKind,
     Origin,
@@ -46,6 +48,7 @@ class TrialRow:
     strategy: str | None  # from the plan; of a rejected trial, what was asked, if that varied
     overrides: tuple[str, ...] = ()
     values: Mapping[str, Scalar] = field(default_factory=dict)  # of the knobs that vary
+    estimate: Estimate | None = None  # of its own plan, made before the launch
     failure: Failure | None = None
     reasons: tuple[Reason, ...] = ()  # why rejected
     advice: Advice | None = None  # after running out of memory
@@ -64,6 +67,10 @@ class TrialRow:
     loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
     loss_tokens: int | None = None  # seen by the last of those steps
 
+    @property
+    def is_refused(self) -> bool:
+        return is_refused(self.state, self.failure)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
@@ -72,6 +79,7 @@ class Study:
     directory: StudyDir
     record: StudyRecord
     rows: tuple[TrialRow, ...]
+    trials: tuple[Trial, ...]  # in the same order
     loss_tokens: int | None  # the most that every trial with a loss reached: where losses are compared
     checked: bool = False  # losses are those of checks, longer runs of the best; others have none
     warnings: tuple[str, ...] = ()
@@ -83,6 +91,12 @@ class Study:
         for row in self.rows:
             names.update(dict.fromkeys(row.values))
         return tuple(names)
+
+
+def is_refused(state: State, outcome: Outcome | None) -> bool:
+    """Not launched, since by its estimate it cannot fit."""
+    is_estimated = isinstance(outcome, Failure) and outcome.kind is FailureKind.INFEASIBLE
+    return is_estimated and state is State.INFEASIBLE
 
 
 def load_study(directory: StudyDir) -> Study:
@@ -108,6 +122,7 @@ def load_study(directory: StudyDir) -> Study:
         directory=directory,
         record=record,
         rows=tuple(rows),
+        trials=tuple(trials.values()),
         loss_tokens=tokens,
         checked=checked,
         warnings=tuple(warnings),
@@ -206,6 +221,7 @@ def _row(trial: Trial) -> TrialRow:
         strategy=trial.plan.strategy if trial.plan else None if asked is None else str(asked),
         overrides=trial.overrides,
         values=trial.values,
+        estimate=trial.estimate,
         failure=trial.outcome if isinstance(trial.outcome, Failure) else None,
         reasons=trial.reasons,
         advice=trial.advice,

@@ -13,21 +13,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal, TextIO
 
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
 
 from analysis.load import LOSS_STEPS, Study, TrialRow
+from analysis.notes import notes
 from analysis.ranking import PLACES, best, can_win, ranked
-from analysis.text import advised, figure, one_line, raw, short, stacked
+from analysis.terminal import console_on, needed_width, plain_table, print_whole
+from analysis.text import figure, raw, short, stacked
 from train_entry.contract import MemoryKind, Scalar, State, write_atomic
 
-MAX_ROWS = 40  # of a table, and MAX_NOTES below it, unless everything is asked for
-MAX_NOTES = 20
-MAX_ADVICE = 3
-WIDE = 10_000  # columns; no line of a table reaches it
+MAX_ROWS = 40  # unless everything is asked for
 
 # Column of table.csv to its value, so that a name and its numbers cannot come apart.
 _CELLS: Mapping[str, Callable[[TrialRow], Scalar]] = {
@@ -69,20 +65,13 @@ def write_csv(study: Study) -> Path:
 
 def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: bool = False) -> None:
     """Print the table and what belongs below it. A number is never cut off, however narrow the terminal."""
-    console = Console(file=stream, highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
+    console = console_on(stream)
     table = render(study, sort=sort, everything=everything)
-    if _needed_width(console, table) > console.width:
+    if needed_width(console, table) > console.width:
         table = render(study, sort=sort, everything=everything, narrow=True)
-    console.width = max(console.width, _needed_width(console, table))
-    console.print(table)
+    print_whole(console, table)
     for note in notes(study, everything=everything):
         console.print(note, soft_wrap=True)
-
-
-def _needed_width(console: Console, table: Table) -> int:
-    return Width.get(console, console.options.update(max_width=WIDE), table).minimum
 
 
 def render(study: Study, *, sort: str | None = None, everything: bool = False, narrow: bool = False) -> Table:
@@ -90,15 +79,10 @@ def render(study: Study, *, sort: str | None = None, everything: bool = False, n
     rows = ranked(study.rows) if sort is None else _sorted(study, sort)
     shown = [row for row in rows if everything or row.state is not State.REJECTED]
     shown = shown if everything else shown[:MAX_ROWS]
-    table = Table(
-        title=Text(f"study {study.record.name}: {study.record.model.name}, by {study.record.objective}"),
-        caption=Text("\n".join(_caption(study, len(rows) - len(shown), narrow))),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0 if narrow else 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
+    table = plain_table(
+        f"study {study.record.name}: {study.record.model.name}, by {study.record.objective}",
+        "\n".join(_caption(study, len(rows) - len(shown), narrow)),
+        narrow,
     )
     parts = [part for part in _columns(study) if not (narrow and part.wide_only)]
     for part in parts:
@@ -108,73 +92,6 @@ def render(study: Study, *, sort: str | None = None, everything: bool = False, n
         style = "bold green" if row is winner else "" if PLACES[row.state] < 3 else "dim"
         table.add_row(*(Text(part.text(row)) for part in parts), style=style)
     return table
-
-
-def notes(study: Study, *, everything: bool = False) -> list[Text]:
-    """Below the table: what could not be read, why trials were rejected or failed, how to run the best."""
-    failed, infeasible = _failures(study, State.FAILED), _failures(study, State.INFEASIBLE)
-    lines = [*failed, *_rejections(study), *infeasible]
-    left_out = 0 if everything else max(0, len(lines) - MAX_NOTES)
-    lines = lines[: len(lines) - left_out]
-    if left_out:
-        lines.append(f"... and {left_out} more such lines: --all")
-    lines += _advice(study, everything)
-    lines += _comparisons(study)
-    winner = best(study.rows)
-    if winner is not None:
-        lines.append(f"best is trial {winner.number:04d}: python sweep.py {shlex.join(winner.overrides)}")
-    return [Text(line) for line in (*(f"warning: {text}" for text in study.warnings), *lines)]
-
-
-def _comparisons(study: Study) -> list[str]:
-    """Rows whose losses do not compare with those of the others, by no fault of their plans."""
-    late = [f"{row.number:04d}" for row in study.rows if row.starts_late and row.loss is not None]
-    others = any(row.loss is not None and not row.starts_late for row in study.rows)
-    if not late or not others:
-        return []
-    what = "DeepSpeed without ZeRO makes the first update in bf16 about a quarter too small"
-    return [f"the loss of trial {', '.join(late)} (zero0) lags: {what}"]
-
-
-def _rejections(study: Study) -> list[str]:
-    counts = Counter(reason.text for row in study.rows for reason in row.reasons)
-    return [f"rejected ({count}): {one_line(reason)}" for reason, count in counts.most_common()]
-
-
-def _failures(study: Study, state: State) -> list[str]:
-    failures = [(row.number, row.failure) for row in study.rows if row.failure and row.state is state]
-    return [
-        f"{state} trial {number:04d}: {failure.kind}: {one_line(failure.message)}"
-        for number, failure in failures
-    ]
-
-
-def _advice(study: Study, everything: bool) -> list[str]:
-    """What to try after trials that ran out of memory."""
-    asking = _asking(study)
-    shown = asking if everything else asking[:MAX_ADVICE]
-    lines = [f"trial {row.number:04d} {_cause(row)}: next try {_advised(row)}" for row in shown]
-    left_out = len(asking) - len(shown)
-    more = f"... and {left_out} more" if left_out else "what it costs, and the command"
-    return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []
-
-
-def _asking(study: Study) -> list[TrialRow]:
-    """Trials with advice that no trial of the study is, nor one before it has."""
-    known = {frozenset(row.overrides) for row in study.rows}
-    asking: dict[frozenset[str], TrialRow] = {}
-    for row in study.rows:
-        if row.advice and (plan := frozenset(row.advice.overrides)) not in known:
-            asking.setdefault(plan, row)
-    return list(asking.values())
-
-
-def _cause(row: TrialRow) -> str:
-    return row.failure.kind.value if row.failure else row.state.value
-
-
-def _advised(row: TrialRow) -> str:
-    return advised(row.advice) if row.advice else ""
 
 
 def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:
@@ -190,6 +107,8 @@ def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:
         lines.append("* another trial ran on the same node meanwhile")
     if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
         lines.append("memory is host RSS, the resident set of the fullest rank's process: a run without GPU")
+    if any(row.is_refused and row.estimate for row in rows):
+        lines.append("~ is estimated: the trial was not launched, as it cannot fit")
     if hidden:
         lines.append(f"not shown: {hidden} of {len(rows)} trials (rejected, or further down): --all")
     if narrow:
@@ -217,19 +136,19 @@ def _columns(study: Study) -> list[_Column]:
         _Column(header="trial", text=lambda row: f"{row.number:04d}"),
         _Column(header="state", text=_state, justify="left"),
         _Column(header="strategy", text=lambda row: row.strategy or "", justify="left"),
-        *(_knob_column(knob) for knob in _knobs_that_differ(study)),
+        *(_knob_column(knob) for knob in knobs_that_differ(study)),
         _Column(header="tokens/s\n/GPU", text=lambda row: figure(row.tokens_per_s_per_gpu)),
         _Column(header="±", text=_spread),
         _Column(header="tokens/s", text=lambda row: figure(row.tokens_per_s), wide_only=True),
         _Column(header="step\nms", text=lambda row: figure(row.step_s, 1e-3)),
-        _Column(header=memory.replace(" ", "\n"), text=lambda row: figure(row.peak_bytes, 2**30)),
+        _Column(header=memory.replace(" ", "\n"), text=_memory),
         _Column(header="loss", text=lambda row: "" if row.loss is None else f"{row.loss:.3f}"),
         *([mfu] if any(row.mfu is not None for row in study.rows) else []),
         _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s), wide_only=True),
     ]
 
 
-def _knobs_that_differ(study: Study) -> list[str]:
+def knobs_that_differ(study: Study) -> list[str]:
     """Knobs with more than one value so far; all of them while there is but one trial to see."""
     knobs = [knob for knob in study.knobs if knob not in _CELLS]
     if len(study.rows) < 2:
@@ -245,9 +164,17 @@ def _state(row: TrialRow) -> str:
     mark = "*" if row.shared else ""
     if row.state is State.REUSED and row.reused_from is not None:
         return f"{row.state}{mark} {row.reused_from:04d}"
+    if row.is_refused:
+        return f"{row.state} estimated"
     if row.failure is not None and row.failure.kind.value != row.state.value:
         return f"{row.state}{mark} {row.failure.kind}"
     return f"{row.state}{mark}"
+
+
+def _memory(row: TrialRow) -> str:
+    if row.is_refused and row.estimate:
+        return f"~{figure(row.estimate.peak_bytes, 2**30)}"
+    return figure(row.peak_bytes, 2**30)
 
 
 def _spread(row: TrialRow) -> str:

@@ -48,3 +48,13 @@ def advised(advice: Advice) -> str:
     """`activation_checkpointing=full: ` and why."""
     changes = " ".join(f"{key}={raw(value)}" for key, value in advice.changes.items())
     return one_line(f"{changes}: {advice.why}")
+
+
+def signed(share: float | None) -> str:
+    """A relative error: +3.2%, -10.1%."""
+    return "" if share is None else f"{share:+.1%}"
+
+
+def size(share: float) -> str:
+    """Of a relative error, without its sign: 0.4%, 12%."""
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

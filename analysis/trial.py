@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -10,10 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.load import TrialRow
-from analysis.text import advised, figure
-from train_entry.contract import Failure, Measurement, MemoryKind, Trial
+from analysis.text import advised, figure, signed
+from train_entry.contract import Failure, Fit, Measurement, MemoryKind, Plan, StepSplit, Trial
 
 GIB = 2**30
+MIB = 2**20
 
 
 def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
@@ -22,13 +24,15 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}", style="bold"))
     match trial.outcome:
         case Measurement() as seen:
-            for name, text in _lines(seen, row):
+            for name, text in (*_lines(seen, trial.plan, row), *_expected(trial, seen)):
                 console.print(Text(f"{name:<15} {text}"))
         case None:
             for reason in trial.reasons:
                 console.print(Text(f"rejected: {reason.text}"))
         case Failure() as failure:
             console.print(Text(f"{failure.kind}: {failure.message} ({failure.kind.explanation})"))
+            for name, text in _expected(trial, None):
+                console.print(Text(f"{name:<15} {text}"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
     if trial.advice is not None:
         console.print(Text(f"next try {advised(trial.advice)}"))
@@ -36,16 +40,13 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     console.print(Text(f"again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
 
 
-def _lines(seen: Measurement, row: TrialRow) -> Iterator[tuple[str, str]]:
+def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tuple[str, str]]:
     spread = 100 * seen.step_s_iqr / seen.step_s
     yield "throughput", f"{seen.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {seen.tokens_per_s:,.0f} in all"
     yield "", f"{seen.samples_per_s:,.2f} sequences/s in all"
     yield "step", f"{1e3 * seen.step_s:,.1f} ms, quartiles {spread:.1f}% apart, over {seen.steps} steps"
-    if (split := seen.ranks[0].split) is not None:
-        parts = (split.forward_s, split.backward_s, split.update_s)
-        forward, backward, update = (f"{1e3 * part:,.1f}" for part in parts)
-        yield "  of which", f"forward {forward}, backward {backward}, update {update} ms (timed apart)"
-        yield "  slowest rank", _slowest(seen)
+    yield from _split(seen, plan)
+    yield from () if plan is None else _sharing(seen, plan)
     if seen.mfu is not None:
         yield "MFU", f"{100 * seen.mfu:.1f}% of the cards' peak, by (6 P + 12 L h s) FLOPs a token"
     yield from _memory(seen)
@@ -56,12 +57,56 @@ def _lines(seen: Measurement, row: TrialRow) -> Iterator[tuple[str, str]]:
     )
 
 
-def _slowest(seen: Measurement) -> str:
-    local = {rank.rank: rank.split.local_s for rank in seen.ranks if rank.split is not None}
-    slowest = max(local, key=lambda rank: local[rank])
-    ratio = local[slowest] / min(local.values()) if min(local.values()) > 0 else 1.0
-    local_ms = 1e3 * local[slowest]
-    return f"rank {slowest}: {local_ms:,.1f} ms before its first collective, {ratio:.2f} x the fastest"
+def _split(seen: Measurement, plan: Plan | None) -> Iterator[tuple[str, str]]:
+    """Where time goes: stage by stage, since each has work of its own."""
+    stages: defaultdict[int, dict[int, StepSplit]] = defaultdict(dict)
+    for rank in seen.ranks:
+        if rank.split is not None:
+            stages[plan.place(rank.rank).stage if plan else 0][rank.rank] = rank.split
+    name = "  of which"
+    for stage, splits in sorted(stages.items()):
+        first = _parts(splits[min(splits)], exchanges=len(stages) > 1)
+        yield name, f"stage {stage}: {first}" if len(stages) > 1 else first
+        name = ""
+    if any(len(splits) > 1 for splits in stages.values()):
+        yield "  slowest rank", max(map(_slowest, stages.values()))[1]
+
+
+def _parts(split: StepSplit, *, exchanges: bool) -> str:
+    seconds = {"forward": split.forward_s, "backward": split.backward_s}
+    seconds |= {"exchange": split.exchange_s} if exchanges else {}
+    seconds |= {"update": split.update_s}
+    return f"{', '.join(f'{part} {1e3 * spent:,.1f}' for part, spent in seconds.items())} ms (timed apart)"
+
+
+def _slowest(splits: dict[int, StepSplit]) -> tuple[float, str]:
+    """Of ranks with the same work: how far the slowest is behind, and a line that says so."""
+    slowest = max(splits, key=lambda rank: splits[rank].local_s)
+    local_s, fastest_s = splits[slowest].local_s, min(split.local_s for split in splits.values())
+    ratio = local_s / fastest_s if fastest_s > 0 else 1.0
+    text = f"rank {slowest}: {1e3 * local_s:,.1f} ms to the end of its first forward pass, {ratio:.2f} x the"
+    return ratio, f"{text} fastest with the same work"
+
+
+def _sharing(seen: Measurement, plan: Plan) -> Iterator[tuple[str, str]]:
+    """How a model that is divided lies on its ranks, and what that costs."""
+    if plan.pipeline > 1:
+        waits = f"ranks wait {plan.bubble:.1%} of forward and backward at best"
+        measured = "" if seen.bubble is None else f", {seen.bubble:.1%} as measured"
+        yield "pipeline", f"{plan.pipeline} stages, {plan.grad_accum} micro-batches a step: {waits}{measured}"
+    if plan.tensor > 1:
+        sent = _size(seen.tensor_volume_bytes)
+        yield "tensor", f"{plan.tensor} ranks share each matrix: each sends {sent} for that in a step"
+    if plan.data > 1 and plan.data < plan.ranks:
+        yield (
+            "samples",
+            f"{plan.data} copies of the model: each sees {plan.global_batch // plan.data} of the "
+            f"{plan.global_batch} sequences of a step",
+        )
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / MIB:.2f} MiB"
 
 
 def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
@@ -81,3 +126,22 @@ def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
                 "host memory",
                 f"{seen.host_peak_bytes / GIB:.2f} GiB at most, all ranks of the fullest node",
             )
+
+
+def _expected(trial: Trial, seen: Measurement | None) -> Iterator[tuple[str, str]]:
+    """What was estimated before the launch; against a measurement, how far that was off."""
+    said = trial.estimate
+    if said is None:
+        return
+    peak, step = f"peak {said.peak_bytes / GIB:.2f} GiB", f"step {1e3 * said.step_s:,.1f} ms"
+    if seen is not None and seen.peak_bytes > 0:
+        peak += f" ({signed(said.peak_bytes / seen.peak_bytes - 1)})"
+    if seen is not None and seen.step_s > 0 and not trial.shared:
+        step += f" ({signed(said.step_s / seen.step_s - 1)})"
+    trials = "1 trial" if said.observations == 1 else f"{said.observations} trials"
+    yield "expected", f"{peak}, {step}, from formulas {f'and {trials}' if said.observations else 'alone'}"
+    if said.fit is not Fit.FITS:
+        yield "", f"{_DOUBTS[said.fit]}: {said.why}"
+
+
+_DOUBTS = {Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "said to be too large"}

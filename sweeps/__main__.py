@@ -1,7 +1,9 @@
 """`python -m sweeps`: studies on disk, without starting a sweep.
 
 list    which studies there are, how far they came
+why     what a study knows of one configuration: its result, or why it has none
 advise  why a trial ran out of memory, and what to try next
+ledger  a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
 cancel  end the running trials of a study whose orchestrator is gone
 replay  record a study in MLflow from its files
 """
@@ -9,6 +11,7 @@ replay  record a study in MLflow from its files
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,16 +26,31 @@ OK, ERROR, BAD_INPUT = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 1 error, 2 bad input."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        return OK
     except (ConfigError, ContractError) as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
     except SweepError as error:
         print(error, file=sys.stderr)
         return ERROR
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may stand before and behind an option, which argparse does not allow by itself."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     advise.add_argument("study_dir", metavar="STUDY_DIR")
     advise.add_argument("trial", metavar="TRIAL", type=int, help="its number")
     advise.set_defaults(run=_advise)
+    why = commands.add_parser(
+        "why", help="what a study knows of one configuration: its result, or why it has none"
+    )
+    why.add_argument("study_dir", metavar="STUDY_DIR")
+    why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="beside the study's own")
+    why.set_defaults(run=_why)
+    ledger = commands.add_parser("ledger", help="a model's memory by strategy and number of GPUs")
+    ledger.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as model=llama_13b")
+    ledger.add_argument("--card", metavar="NAME", help="such as H100 or A100-80GB; this machine's, else H100")
+    ledger.add_argument("--memory-gib", metavar="GIB", type=float, help="of the card, where it differs")
+    ledger.set_defaults(run=_ledger)
     cancel = commands.add_parser(
         "cancel", help="end the running trials of a study whose orchestrator is gone"
     )
@@ -83,6 +112,23 @@ def _advise(options: argparse.Namespace) -> int:
 
     directory = StudyDir(Path(options.study_dir))
     for line in advice_lines(directory, _study(directory), options.trial):
+        print(line)
+    return OK
+
+
+def _why(options: argparse.Namespace) -> int:
+    from sweeps.commands.why import why_lines  # Hydra, as above
+
+    directory = StudyDir(Path(options.study_dir))
+    for line in why_lines(directory, _study(directory), options.overrides):
+        print(line)
+    return OK
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    from sweeps.commands.ledger import ledger_lines  # Hydra, as above
+
+    for line in ledger_lines(options.overrides, options.card, options.memory_gib):
         print(line)
     return OK
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sweeps.cautions import cautions
 from sweeps.forecast import Forecaster
 from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Plan, Trial
 
@@ -30,6 +31,13 @@ class Admission:
             self._borderline_left -= 1
             return None
         return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
+
+    def doubts(self, trial: Trial) -> tuple[str, ...]:
+        """What speaks against a plan that is launched all the same."""
+        if trial.plan is None or trial.estimate is None:
+            return ()
+        too_large = (f"may not fit: {trial.estimate.why}",) if trial.estimate.why else ()
+        return (*too_large, *(caution.text for caution in cautions(trial.plan)))
 
     def learn(self, trial: Trial) -> None:
         """From a trial that has just ended."""

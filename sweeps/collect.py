@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +26,12 @@ from train_entry.contract import (
     RankMeasurement,
     RankOutcome,
     StepMetrics,
+    StepSplit,
     TrialSpec,
     load,
     read_document,
     read_lines,
+    tensor_volume_bytes,
 )
 
 LOG_TAIL_LINES = 40
@@ -85,10 +87,11 @@ def _weight(failure: Failure, outcome: RankOutcome | None, ended: RankExit | Non
 def measurement(
     plan: Plan, model: ModelShape, ranks: Sequence[RankMeasurement], steps: Sequence[StepMetrics]
 ) -> Measurement:
-    """Over all ranks: rank 0's step times, since each step ends with all; the fullest rank's memory."""
+    """Over all ranks: the step times in which all had ended; the fullest rank's memory."""
     first = min(ranks, key=lambda rank: rank.rank)
-    step_s = statistics.median(first.step_s)
-    lower, _, upper = statistics.quantiles(first.step_s, n=4) if len(first.step_s) > 1 else (step_s,) * 3
+    steps_s = _steps_s(plan, ranks)
+    step_s = statistics.median(steps_s)
+    lower, _, upper = statistics.quantiles(steps_s, n=4) if len(steps_s) > 1 else (step_s,) * 3
     tokens_per_s = plan.tokens_per_step / step_s
     return Measurement(
         tokens_per_s=tokens_per_s,
@@ -96,7 +99,7 @@ def measurement(
         samples_per_s=plan.global_batch / step_s,
         step_s=step_s,
         step_s_iqr=upper - lower,
-        steps=len(first.step_s),
+        steps=len(steps_s),
         peak_bytes=max(rank.peak.allocated_bytes for rank in ranks),
         reserved_bytes=max(rank.peak.reserved_bytes for rank in ranks),
         memory_kind=first.memory_kind,
@@ -106,7 +109,35 @@ def measurement(
         startup_s=max(rank.startup_s for rank in ranks),
         ranks=tuple(ranks),
         host_peak_bytes=_host_peak_bytes(ranks),
+        bubble=_bubble(plan, ranks),
+        tensor_volume_bytes=tensor_volume_bytes(plan, model),
     )
+
+
+def _steps_s(plan: Plan, ranks: Sequence[RankMeasurement]) -> Sequence[float]:
+    """Timed steps, as rank 0 saw them, since each ends with all; in a pipeline as the last to end did."""
+    if plan.pipeline == 1:
+        return min(ranks, key=lambda rank: rank.rank).step_s
+    return [max(seconds) for seconds in zip(*(rank.step_s for rank in ranks), strict=True)]
+
+
+def _bubble(plan: Plan, ranks: Sequence[RankMeasurement]) -> float | None:
+    """See Measurement. The phase ends for all stages of a copy of the model with the last one's.
+
+    A stage that has ended before waits in its update, where stages add up their gradients' norms: what it
+    waited while it exchanged is less than all.
+    """
+    copies: defaultdict[int, list[StepSplit]] = defaultdict(list)
+    for rank in ranks:
+        if rank.split is not None:
+            copies[plan.place(rank.rank).data].append(rank.split)
+    if plan.pipeline == 1 or not copies:
+        return None
+    waiting: list[float] = []
+    for splits in copies.values():
+        phase_s = max(split.forward_s + split.backward_s + split.exchange_s for split in splits)
+        waiting += (1 - (split.forward_s + split.backward_s) / phase_s for split in splits)
+    return statistics.fmean(waiting)
 
 
 def _host_peak_bytes(ranks: Sequence[RankMeasurement]) -> int:

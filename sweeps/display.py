@@ -18,6 +18,7 @@ from rich.text import Text
 from train_entry.contract import (
     Advice,
     Failure,
+    FailureKind,
     Measurement,
     MemoryKind,
     Phase,
@@ -28,6 +29,7 @@ from train_entry.contract import (
 )
 
 SHOWN_TRIALS = 15
+SHOWN_REFUSED = 2  # at once, with a line each, in a log
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
 
 
@@ -121,9 +123,13 @@ class PlainDisplay:
         earlier = [trial for trial in changed if self._is_history(trial)]
         if earlier:
             self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best)}")
-        for trial in changed:
-            if trial not in earlier:
-                self.message(f"trial {trial.number:04d} {_knobs(trial)}: {_event(trial, trial is best)}")
+        new = [trial for trial in changed if trial not in earlier]
+        refused = [trial for trial in new if _is_refused(trial)]
+        if len(refused) > SHOWN_REFUSED:
+            self.message(_refusals(refused))
+            new = [trial for trial in new if not _is_refused(trial)]
+        for trial in new:
+            self.message(f"trial {trial.number:04d} {_knobs(trial)}: {_event(trial, trial is best)}")
 
     def message(self, text: str) -> None:
         print(f"[{self._elapsed_s:5.1f} s] {_printable(text)}", file=self._stream, flush=True)
@@ -159,6 +165,12 @@ def eta_s(trials: Sequence[Trial], progress: Progress) -> float | None:
     return needed_s if left_s is None else min(needed_s, left_s)
 
 
+def _is_refused(trial: Trial) -> bool:
+    """Not launched, since by its estimate it cannot fit."""
+    is_estimated = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.INFEASIBLE
+    return is_estimated and trial.state is State.INFEASIBLE
+
+
 def _score(trial: Trial, objective: str) -> float:
     if trial.state is not State.MEASURED or not isinstance(trial.outcome, Measurement):
         return -math.inf
@@ -173,10 +185,11 @@ def _done(trials: Sequence[Trial], progress: Progress) -> int:
 
 def _worth_showing(trials: Sequence[Trial], best: Trial | None, room: int) -> list[Trial]:
     """The best, what runs, and the latest of the others, in the order of their numbers."""
-    by_interest = sorted(
-        trials, key=lambda trial: (trial is not best, trial.state is not State.RUNNING, -trial.number)
-    )
-    return sorted(by_interest[:room], key=lambda trial: trial.number)
+
+    def interest(trial: Trial) -> tuple[bool, bool, bool, int]:
+        return trial is not best, trial.state is not State.RUNNING, _is_refused(trial), -trial.number
+
+    return sorted(sorted(trials, key=interest)[:room], key=lambda trial: trial.number)
 
 
 def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> Table:
@@ -205,14 +218,18 @@ def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
 
 
 def _state(trial: Trial) -> str:
+    if _is_refused(trial):
+        return f"{trial.state} estimated"
     if isinstance(trial.outcome, Failure) and trial.outcome.kind.value != trial.state.value:
         return f"{trial.state} {trial.outcome.kind}"
     return f"{trial.state}" if trial.reused_from is None else f"{trial.state} {trial.reused_from:04d}"
 
 
 def _figures(trial: Trial) -> tuple[str, str, str]:
-    """Throughput, memory and loss; blank where there is no measurement."""
+    """Throughput, memory and loss; blank where there is no measurement, ~ where there is an estimate."""
     seen = trial.outcome
+    if trial.estimate and _is_refused(trial):
+        return "", f"~{trial.estimate.peak_bytes / 2**30:.2f} GiB", ""
     if not isinstance(seen, Measurement):
         return "", "", ""
     speed = seen.tokens_per_s_per_gpu
@@ -230,6 +247,7 @@ def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> 
     eta = eta_s(trials, progress)
     parts = [
         f"{_done(trials, progress)}{limit} trials",
+        *([f"{refused} not launched: cannot fit"] if (refused := sum(map(_is_refused, trials))) else []),
         f"{_duration(progress.elapsed_s)}{hours}",
         *([] if eta is None else [f"ETA {_duration(eta)}"]),
         _best_so_far(best),
@@ -244,6 +262,8 @@ def _best_so_far(best: Trial | None) -> str:
 def _event(trial: Trial, is_best: bool) -> str:
     """What has become of a trial, in one line."""
     state, outcome = _state(trial), trial.outcome
+    if _is_refused(trial):
+        return f"not launched, cannot fit: {_why(trial)} (estimated)"
     if isinstance(outcome, Failure):
         advice = f"; next try {_changes(trial.advice)}" if trial.advice else ""
         return f"{state}: {outcome.message}{advice}"
@@ -251,6 +271,19 @@ def _event(trial: Trial, is_best: bool) -> str:
         speed, memory, loss = _figures(trial)
         return f"{state} {speed} tokens/s/GPU, {memory}, loss {loss}{' (best)' if is_best else ''}"
     return f"{state}: {'; '.join(reason.text for reason in trial.reasons)}" if trial.reasons else state
+
+
+def _refusals(trials: Sequence[Trial]) -> str:
+    """Many plans that were not launched, in one line."""
+    first = trials[0]
+    such_as = f"such as trial {first.number:04d} {_knobs(first)}: {_why(first)}"
+    return f"not launched: {len(trials)} plans that cannot fit, estimated; {such_as}"
+
+
+def _why(trial: Trial) -> str:
+    """There is too little of what, with the numbers."""
+    message = trial.outcome.message if isinstance(trial.outcome, Failure) else ""
+    return trial.estimate.why if trial.estimate else message
 
 
 def _changes(advice: Advice) -> str:

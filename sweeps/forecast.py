@@ -22,6 +22,7 @@ from train_entry.contract import (
     Measurement,
     ModelShape,
     Plan,
+    State,
     Trial,
 )
 
@@ -61,7 +62,7 @@ class Forecaster:
     def learn(self, trials: Iterable[Trial]) -> None:
         """From trials that have ended; those that say nothing of memory or time are passed over."""
         for trial in trials:
-            if trial.plan is None:
+            if trial.plan is None or trial.state is State.REUSED:  # its twin has said it
                 continue
             match trial.outcome:
                 case Measurement() as seen:
@@ -90,7 +91,7 @@ class Forecaster:
                 is_oom=False,
                 peak_bytes=seen.peak_bytes,
                 limit_bytes=trial.estimate.reservable_bytes if trial.estimate else None,
-                reserved_bytes=seen.reserved_bytes,
+                reserved_bytes=fullest.steady.reserved_bytes if fullest else None,
                 card_bytes=fullest.device_in_use_bytes if fullest else None,
             )
         )

@@ -19,7 +19,7 @@ MEDIAN = 0.5
 class Room:
     """What each rank, and each node, may use."""
 
-    device_bytes: int  # of each GPU; on a CPU a rank's equal share of the host's memory
+    device_bytes: int  # of each GPU; on a CPU the host's, which host_bytes then limits for all ranks together
     counts_context: bool  # device_bytes holds what lies outside of torch's allocator too
     what: str  # of device_bytes, in the words of the configuration
     is_imposed: bool = False  # on each rank: it is less than the GPU has
@@ -87,7 +87,8 @@ def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -
 def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
     fullest = memory.fullest
     where = f" on stage {fullest.stage}" if len(memory.stages) > 1 else ""
-    return f"needs {_gib(needed)}{where} ({fullest.peak.phase}) of {_gib(limit)}, {room.what}"
+    beside = f", {_gib(memory.context_bytes)} of it CUDA's context" if room.counts_context else ""
+    return f"needs {_gib(needed)}{where} ({fullest.peak.phase}{beside}) of {_gib(limit)}, {room.what}"
 
 
 def _host(memory: Memory, room: Room) -> str | None:

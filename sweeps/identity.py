@@ -22,6 +22,8 @@ FREE_KEYS = (
     "study",
     "studies_dir",
     "dry_run",
+    "dry_run_to",
+    "gate",
     "accept_versions",
     "objective",  # recorded on its own
     "limits",

@@ -1,30 +1,34 @@
-"""The plans of a space, legal or not and why: what `dry_run=true` prints. Launches and writes nothing."""
+"""The plans of a space, legal or not and why, and what is expected of each. Launches and writes nothing."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from functools import lru_cache
 
-from sweeps.display import as_typed
+from sweeps.cautions import Caution, cautions
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
 from sweeps.space import Matters, Point, SearchSpace
-from train_entry.contract import Plan, Reason, Scalar
+from train_entry.contract import Estimate, Fit, Plan, Reason, Scalar
 
 MAX_LISTED = 3000  # points; a larger space is sampled
-GAP = "  "  # between two columns
+PLACES = {Fit.FITS: 0, Fit.BORDERLINE: 1, Fit.TOO_LARGE: 2}
+
+EstimatePlan = Callable[[Plan], Estimate]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegalPoint:
-    """A point that would run."""
+    """A point that would run, and what is expected of it."""
 
-    number: int  # within the listing
+    number: int  # within the listing: 1 is the best
     point: Point
     plan: Plan
-    same_as: int | None  # an earlier one that would run the very same job
+    estimate: Estimate
+    overrides: tuple[str, ...]  # `python sweep.py <overrides>` runs it alone
+    same_as: int | None  # one before it that would run the very same job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,35 +40,64 @@ class BrokenRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wasteful:
+    """A caution, and how many legal points give reason for it."""
+
+    count: int
+    example: Caution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
     """The points of a space that were looked at: all of a small one, a sample of a large one."""
 
     knobs: tuple[str, ...]  # that vary
-    legal: tuple[LegalPoint, ...]
+    legal: tuple[LegalPoint, ...]  # the best first
     broken: tuple[BrokenRule, ...]  # the most frequent first; a point may break several
+    wasteful: tuple[Wasteful, ...]  # the most frequent first
     looked_at: int
     points: int | None  # of the space; None: infinitely many
     seed: int  # of the sample
+    objective: str  # the field of an estimate by which plans that fit are ordered
+    basis: str = ""  # one line: how the estimates were made
 
     @property
     def distinct(self) -> int:
         """How many different jobs the legal points are."""
         return sum(found.same_as is None for found in self.legal)
 
+    def count(self, fit: Fit) -> int:
+        """How many legal points have this verdict."""
+        return sum(found.estimate.fit is fit for found in self.legal)
+
 
 def list_plans(
-    space: SearchSpace, plan: Callable[[Mapping[str, Scalar]], Planned], matters: Matters, seed: int
+    space: SearchSpace,
+    plan: Callable[[Mapping[str, Scalar]], Planned],
+    matters: Matters,
+    seed: int,
+    estimate: EstimatePlan,
+    objective: str,
+    basis: str = "",
 ) -> Listing:
-    """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed."""
+    """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed.
+
+    Plans that fit come first, by their estimated objective; then the borderline ones, likewise; then those
+    that are too large, the least of them first.
+    """
     points = _chosen(space, random.Random(seed), matters)
     planned = [(point, plan(point)) for point in points]
+    legal = _legal(planned, lru_cache(maxsize=None)(estimate), objective)
     return Listing(
         knobs=tuple(dimension.key for dimension in space.dimensions),
-        legal=tuple(_legal(planned)),
+        legal=legal,
         broken=_broken(found.plan for _, found in planned),
+        wasteful=_wasteful(found.plan for found in legal),
         looked_at=len(points),
         points=space.size(matters),
         seed=seed,
+        objective=objective,
+        basis=basis,
     )
 
 
@@ -76,17 +109,42 @@ def _chosen(space: SearchSpace, source: random.Random, matters: Matters) -> list
     return list({tuple(point.items()): point for point in (*corners, *drawn)}.values())
 
 
-def _legal(planned: Iterable[tuple[Point, Planned]]) -> Iterator[LegalPoint]:
+def _legal(
+    planned: Iterable[tuple[Point, Planned]], estimate: EstimatePlan, objective: str
+) -> tuple[LegalPoint, ...]:
+    found = [
+        (point, one, one.plan, estimate(one.plan))
+        for point, one in planned
+        if not isinstance(one.plan, Rejection)
+    ]
+    found.sort(key=lambda each: _merit(each[3], objective))
     first: dict[str | None, int] = {}
-    number = 0
-    for point, found in planned:
-        if isinstance(found.plan, Rejection):
-            continue
-        number += 1
-        same_as = first.setdefault(found.fingerprint, number)
-        yield LegalPoint(
-            number=number, point=point, plan=found.plan, same_as=None if same_as == number else same_as
+    legal = []
+    for number, (point, one, plan, expected) in enumerate(found, start=1):
+        same_as = first.setdefault(one.fingerprint, number)
+        legal.append(
+            LegalPoint(
+                number=number,
+                point=point,
+                plan=plan,
+                estimate=expected,
+                overrides=one.overrides,
+                same_as=None if same_as == number else same_as,
+            )
         )
+    return tuple(legal)
+
+
+def _merit(estimate: Estimate, objective: str) -> tuple[int, float]:
+    """The smaller, the better."""
+    place = PLACES[estimate.fit]
+    return place, _excess(estimate) if estimate.fit is Fit.TOO_LARGE else -float(getattr(estimate, objective))
+
+
+def _excess(estimate: Estimate) -> float:
+    """What is needed over what there is, of the device or of the host, whichever is shorter."""
+    host = estimate.host_bytes / estimate.host_limit_bytes if estimate.host_limit_bytes else 0.0
+    return max(host, estimate.needed_bytes / max(1, estimate.limit_bytes))
 
 
 def _broken(plans: Iterable[Plan | Rejection]) -> tuple[BrokenRule, ...]:
@@ -98,67 +156,10 @@ def _broken(plans: Iterable[Plan | Rejection]) -> tuple[BrokenRule, ...]:
     return tuple(BrokenRule(count=len(reasons), example=reasons[0]) for reasons in by_count)
 
 
-# ---------------------------------------------------------------- for people
-
-
-def show_listing(listing: Listing, stream: TextIO) -> None:
-    """Print it: legal plans, a line each; broken rules; totals. No line is cut off."""
-    for line in (*_table(listing), *map(_rule_text, listing.broken), *totals(listing)):
-        print(line, file=stream)
-
-
-def totals(listing: Listing) -> list[str]:
-    """How many points there are, were looked at, and are legal."""
-    rejected = listing.looked_at - len(listing.legal)
-    repeats = len(listing.legal) - listing.distinct
-    same = f" ({repeats:,} the same job as another)" if repeats else ""
-    points = f"{listing.looked_at:,} point{'' if listing.looked_at == 1 else 's'}"
-    lines = [f"{points}: {len(listing.legal):,} legal{same}, {rejected:,} rejected"]
-    sample = f"a sample, by search.seed={listing.seed}"
-    if listing.points is None:
-        lines.append(f"{sample}: the space is infinite; these are corners of it and random points")
-    elif listing.points > listing.looked_at:
-        lines.append(f"{sample}: the space has {listing.points - listing.looked_at:,} more points")
-    return lines
-
-
-def _rule_text(broken: BrokenRule) -> str:
-    reason = broken.example
-    source = f" [{reason.source}]" if reason.source else ""
-    return f"rejected ({broken.count:,}) by {reason.rule}, for example: {reason.text}{source}"
-
-
-def _table(listing: Listing) -> Iterator[str]:
-    """Columns as wide as their widest cell. Rich takes milliseconds a row, and there may be thousands."""
-    if not listing.legal:
-        return
-    knobs = [knob for knob in listing.knobs if knob != "strategy"]  # the plan's own says more
-    names = ("#", "strategy", *knobs, "accumulation", "")
-    headers = [name.replace(".", ".\n").replace("_", "_\n").split("\n") for name in names]
-    height = max(map(len, headers))
-    head = list(zip(*([""] * (height - len(lines)) + lines for lines in headers), strict=True))
-    body = [tuple(_cells(found, knobs)) for found in listing.legal]
-    widths = [max(map(len, column)) for column in zip(*head, *body, strict=True)]
-    yield from (_aligned(cells, widths) for cells in head)
-    yield "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    yield from (_aligned(cells, widths) for cells in body)
-    yield ""
-
-
-def _cells(found: LegalPoint, knobs: Iterable[str]) -> Iterator[str]:
-    yield str(found.number)
-    yield found.plan.strategy
-    for knob in knobs:
-        yield as_typed(found.point[knob]) if knob in found.point else ""
-    yield str(found.plan.grad_accum)
-    yield f"same as #{found.same_as}" if found.same_as else ""
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """To the right, but for the strategy and the last."""
-    lefts = (1, len(cells) - 1)
-    padded = (
-        cell.ljust(width) if at in lefts else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return GAP.join(padded).rstrip()
+def _wasteful(plans: Iterable[Plan]) -> tuple[Wasteful, ...]:
+    examples: dict[str, list[Caution]] = {}
+    for plan in plans:
+        for caution in cautions(plan):
+            examples.setdefault(caution.name, []).append(caution)
+    by_count = sorted(examples.values(), key=len, reverse=True)
+    return tuple(Wasteful(count=len(found), example=found[0]) for found in by_count)

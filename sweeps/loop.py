@@ -234,6 +234,8 @@ class StudyLoop:
             self._tell(self.ledger.put(trial))
         else:
             self.observer.changed(self.ledger.put(trial))
+            for doubt in self.admission.doubts(trial) if origin is Origin.USER else ():
+                self.observer.message(doubt)
 
     def _twin(self, planned: Planned) -> Trial | None:
         """A trial whose result this one can share: known, or on its way to us."""

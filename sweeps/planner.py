@@ -33,6 +33,8 @@ STUDY_ONLY = (
     "study",
     "studies_dir",
     "dry_run",
+    "dry_run_to",
+    "gate",
     "tracking",  # a URI may hold a password, and a trial's command is shown everywhere
     "space",
     "search",

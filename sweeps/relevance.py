@@ -65,6 +65,11 @@ class Condition:
 
 
 _DDP = Condition(text="engine=ddp", holds=lambda at: at.config.engine == "ddp")
+_DEEPSPEED = Condition(text="engine=deepspeed", holds=lambda at: at.config.engine == "deepspeed")
+_TENSOR = Condition(
+    text="engine=deepspeed and tensor=2 or more",
+    holds=lambda at: _DEEPSPEED.holds(at) and at.config.tensor > 1,
+)
 _ZERO = Condition(text="zero.stage=1, 2 or 3", holds=lambda at: at.shards)
 _BUCKETS = Condition(
     text="zero.stage=1, 2 or 3, and not stage 1 that adds bf16 gradients up in fp32",
@@ -73,6 +78,11 @@ _BUCKETS = Condition(
 _BUCKETS12 = Condition(
     text="zero.stage=1 or 2, and not stage 1 that adds bf16 gradients up in fp32",
     holds=lambda at: at.stage in (1, 2) and not at.has_bf16_optimizer,
+)
+# A pipeline has it off, with a warning: deepspeed/runtime/engine.py, _configure_zero_optimizer.
+_OVERLAP = Condition(
+    text="pipeline=1 and zero.stage=1, 2 or 3, and not stage 1 that adds bf16 gradients up in fp32",
+    holds=lambda at: _BUCKETS.holds(at) and at.config.pipeline == 1,
 )
 _CONTIGUOUS = Condition(
     text="zero.stage=3, or 1 or 2 without optimizer offload, which always copies",
@@ -137,11 +147,14 @@ _GPU = Condition(text="GPUs", holds=lambda at: at.machine.device == "cuda")
 _NEVER = Condition(text="a torch without all_gather_into_tensor", holds=lambda at: False)
 
 CONDITIONS: dict[str, Condition] = {
+    "tensor": _DEEPSPEED,
+    "pipeline": _DEEPSPEED,
+    "tensor_across_nodes": _TENSOR,
     "zero.offload_optimizer": _ZERO,
     "zero.offload_param": _ZERO3,
     "zero.reduce_bucket_size": _BUCKETS,
     "zero.allgather_bucket_size": _NEVER,
-    "zero.overlap_comm": _BUCKETS,
+    "zero.overlap_comm": _OVERLAP,
     "zero.contiguous_gradients": _CONTIGUOUS,
     "zero.reduce_scatter": _BUCKETS,
     "zero.use_multi_rank_bucket_allreduce": _MULTI_RANK,
@@ -185,6 +198,8 @@ CONDITIONS: dict[str, Condition] = {
 # What the conditions read. A space settles these first, in this order: one may decide over a later one.
 DECIDING = (
     "engine",
+    "tensor",
+    "pipeline",
     "zero.stage",
     "zero.offload_optimizer",
     "zero.offload_param",

@@ -133,17 +133,36 @@ def _text(value: object) -> str:
 
 
 def _metrics(trial: Trial) -> dict[str, float]:
-    metrics = {"gpu_s": trial.gpu_s}
+    metrics = {"gpu_s": trial.gpu_s, **_estimated(trial)}
     match trial.outcome:
         case Measurement() as seen:
             same = (*THROUGHPUTS, "step_s", "loss", "startup_s")
             metrics |= {name: getattr(seen, name) for name in same}
             metrics |= {"peak_gib": seen.peak_bytes / GIB, "reserved_gib": seen.reserved_bytes / GIB}
             metrics |= {} if seen.mfu is None else {"mfu": seen.mfu}
+            metrics |= {} if trial.plan is None else dict(_sharing(trial.plan, seen))
     match trial.check:
         case Measurement() as longer:
             metrics |= {"check_loss": longer.loss}
     return metrics
+
+
+def _estimated(trial: Trial) -> dict[str, float]:
+    """What was expected before the launch: of a plan that was not launched, all that is known."""
+    if trial.estimate is None:
+        return {}
+    names = ("peak_bytes", "step_s", "tokens_per_s")
+    return {f"estimated_{name}": getattr(trial.estimate, name) for name in names}
+
+
+def _sharing(plan: Plan, seen: Measurement) -> Iterator[tuple[str, float]]:
+    """What dividing the model costs, where it is divided."""
+    if plan.pipeline > 1:
+        yield "bubble_expected", plan.bubble
+    if seen.bubble is not None:
+        yield "bubble", seen.bubble
+    if plan.tensor > 1:
+        yield "tensor_volume_bytes", seen.tensor_volume_bytes
 
 
 def _series(attempt: AttemptDir, started_at: float) -> Iterator[SeriesPoint]:
@@ -167,6 +186,7 @@ def _tags(trial: Trial) -> dict[str, str]:
     optional: dict[str, Scalar] = {
         "strategy": trial.plan.strategy if trial.plan else None,
         "fingerprint": trial.fingerprint,
+        "fit": trial.estimate.fit.value if trial.estimate else None,
         "reused_from": trial.reused_from,
         "parent": trial.parent,
         "reasons": "; ".join(reason.text for reason in trial.reasons) or None,
@@ -199,6 +219,7 @@ def shared_view(study: StudyRecord) -> str:
     """The tag by which MLflow's runs table shows throughput, memory and loss first, the fastest on top."""
     lead = study.objective if study.objective in THROUGHPUTS else THROUGHPUTS[0]
     columns = [f"metrics.`{name}`" for name in (lead, "peak_gib", "loss", "step_s")]
+    columns += ["metrics.`bubble`"] if "pipeline" in study.dimensions else []
     columns += ["tags.`strategy`", "tags.`state`"]
     columns += [f"params.`{knob}`" for knob in study.dimensions if knob != "strategy"]
     state = {

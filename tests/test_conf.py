@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from sweeps.config.compose import Composer
 from sweeps.config.grammar import read_request, without_idle
-from sweeps.machine import Machine, Nvme
+from sweeps.machine import Gpu, Machine, Nvme
 from sweeps.models import model_shape
 from sweeps.plan import Rejection, resolve
 from sweeps.planner import Planner
@@ -21,6 +22,8 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 CHOICES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 BUILT_MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 STRATEGIES = sorted(path.stem for path in (CONF / "strategy").glob("*.yaml"))
+# What tables call a plan says its degrees; a preset is named for what it is.
+TABLE_NAMES = {"tp_zero1": "tp2_zero1", "pp_zero1": "pp2_zero1", "hybrid_3d": "tp2_pp2_zero1"}
 NEEDED = {"model=hf": ["model.path=/models/mine"], "data=text": ["data.path=/corpora/books"]}
 TWO_CORES = Machine(
     device="cpu",
@@ -30,6 +33,8 @@ TWO_CORES = Machine(
     nvme=Nvme(path="/scratch", free_bytes=2**40),
     has_libaio=True,
 )
+H200 = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9, capability=(9, 0))
+EIGHT_H200 = dataclasses.replace(TWO_CORES, device="cuda", ranks_per_node=8, gpus=(H200,) * 8)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +72,29 @@ def test_a_model_has_the_parameters_that_its_comment_states(composer: Composer, 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_makes_a_plan_of_its_name(composer: Composer, name: str) -> None:
-    config = composer.with_fixed(["cluster.nvme_path=/scratch"]).compose({"strategy": name})
-    plan = resolve(config, model_shape(config.model), TWO_CORES)
+    fixed = ["cluster.nvme_path=/scratch", "ranks=4"]
+    config = composer.with_fixed(fixed).compose({"strategy": name})
+    plan = resolve(config, model_shape(config.model), dataclasses.replace(TWO_CORES, ranks_per_node=4))
     assert not isinstance(plan, Rejection)
-    assert plan.strategy == name
+    assert plan.strategy == TABLE_NAMES.get(name, name)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_makes_a_legal_plan_of_a_large_model_on_eight_cards(composer: Composer, name: str) -> None:
+    precision = ["precision=fp32"] if name == "tp2" else ["precision=bf16"]
+    fixed = ["model=llama_7b", "cluster.nvme_path=/scratch", "micro_batch=4", *precision]
+    config = composer.with_fixed(fixed).compose({"strategy": name})
+    plan = resolve(config, model_shape(config.model), EIGHT_H200)
+    assert not isinstance(plan, Rejection), plan.texts
+    assert (plan.ranks, plan.strategy) == (8, TABLE_NAMES.get(name, name))
+    assert plan.tensor * plan.pipeline * plan.data == 8
+
+
+def test_tensor_parallel_without_zero_is_for_single_precision(composer: Composer) -> None:
+    config = composer.with_fixed(["precision=bf16"]).compose({"strategy": "tp2"})
+    plan = resolve(config, model_shape(config.model), EIGHT_H200)
+    assert isinstance(plan, Rejection)
+    assert [reason.rule for reason in plan.reasons] == ["tensor_parallel_clips_in_half_precision_with_zero"]
 
 
 def test_the_default_model_follows_the_machine(composer: Composer) -> None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from sweeps.cluster.devices import find_gpus
 from tests.conftest import CommandLine
-from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, StudyDir, Trial, read_document
+from tests.examples import a_plan, a_trial_spec
+from tests.sweeps.test_estimate.plans import LLAMA_160M
+from tests.train_entry.conftest import Job, start_ranks, write_attempt
+from train_entry.contract import (
+    Engine,
+    Failure,
+    FailureKind,
+    Measurement,
+    MemoryKind,
+    RankMeasurement,
+    RankOutcome,
+    StudyDir,
+    Trial,
+    read_document,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,3 +92,54 @@ def test_out_of_memory_is_infeasible_not_a_crash(command_line: CommandLine) -> N
     assert isinstance(trial.outcome, Failure)
     assert trial.outcome.kind is FailureKind.GPU_OOM
     assert trial.state == "infeasible"
+
+
+# ---------------------------------------------------------------- a limit of memory
+
+Within = Callable[[float | None], RankOutcome]
+
+
+@pytest.fixture(scope="module")
+def within(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Within]:
+    """Run one rank that may reserve so many bytes; None: all there is."""
+    jobs: list[Job] = []
+
+    def run(limit_bytes: float | None) -> RankOutcome:
+        spec = a_trial_spec(
+            device="cuda",
+            plan=a_plan(
+                engine=Engine.DDP, ranks=1, micro_batch=8, global_batch=16, seq_len=1024, zero={"stage": 0}
+            ),
+            model=LLAMA_160M,
+            memory_limit_bytes=None if limit_bytes is None else int(limit_bytes),
+        )
+        jobs.append(start_ranks(write_attempt(tmp_path_factory.mktemp("attempt"), spec), 1))
+        jobs[-1].wait()
+        return jobs[-1].outcome(0)
+
+    yield run
+    for job in jobs:
+        job.end()
+
+
+@pytest.fixture(scope="module")
+def peak_bytes(within: Within) -> int:
+    """What the rank allocates where nothing holds it back."""
+    free = within(None)
+    assert isinstance(free, RankMeasurement), free.evidence
+    return free.peak.allocated_bytes
+
+
+def test_a_plan_runs_out_under_a_limit_below_its_peak(within: Within, peak_bytes: int) -> None:
+    held = within(0.9 * peak_bytes)
+    assert isinstance(held, Failure)
+    assert held.kind is FailureKind.GPU_OOM
+    assert held.message.startswith(
+        f"OutOfMemoryError: limited to {0.9 * peak_bytes / 2**30:.2f} GiB of the GPU: "
+    )
+
+
+def test_a_plan_runs_under_a_limit_a_little_above_its_peak(within: Within, peak_bytes: int) -> None:
+    held = within(1.15 * peak_bytes)
+    assert isinstance(held, RankMeasurement), held.evidence
+    assert held.peak.allocated_bytes <= held.peak.reserved_bytes <= 1.15 * peak_bytes

@@ -6,6 +6,7 @@ fails is a failure to record like any other.
 
 from __future__ import annotations
 
+import re
 import traceback
 
 from train_entry.contract import Failure, FailureKind, Phase
@@ -44,6 +45,8 @@ TEXTS = {
     # deepspeed/runtime/fp16/loss_scaler.py raises a bare Exception.
     "Current loss scale already at minimum": FailureKind.DIVERGED,
 }
+# c10/cuda/CUDACachingAllocator.cpp: what `memory.hold_to` set, behind figures of the whole card.
+ALLOWED = re.compile(r"(\d[\d.]* (?:bytes|[KMG]iB)) allowed; ")
 # gloo: transport/tcp/pair.cc and unbound_buffer.cc.
 PEER_TEXTS = (
     "Connection closed by peer",
@@ -63,7 +66,7 @@ def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
     lines = str(error).strip().splitlines() or [_raised_by(error)]
     return Failure(
         kind=kind_of(error, phase),
-        message=f"{type(error).__name__}: {lines[0]}"[:MESSAGE_CHARS],
+        message=f"{type(error).__name__}: {_limit_of(lines[0])}{lines[0]}"[:MESSAGE_CHARS],
         rank=rank,
         phase=phase,
         evidence="".join(traceback.format_exception(error))[-EVIDENCE_CHARS:],
@@ -98,6 +101,12 @@ def _kind_of(error: BaseException, phase: Phase) -> FailureKind:
 def _is_pinning(error: BaseException) -> bool:
     """Whether host memory was to be pinned: CUDA's words are the same when that runs out."""
     return any(frame.name == "pin_memory" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _limit_of(line: str) -> str:
+    """The limit under which memory ran out. It stands first: by its own figures the card is not full."""
+    found = ALLOWED.search(line)
+    return f"limited to {found[1]} of the GPU: " if found else ""
 
 
 def _raised_by(error: BaseException) -> str:

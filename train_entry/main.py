@@ -130,6 +130,7 @@ def prepare(
 
     backend = engine.backend_for(plan)
     device = where.device(spec.device)
+    memory.hold_to(spec.memory_limit_bytes, device)
     meter = memory.meter_for(device)
 
     progress.enter(Phase.RENDEZVOUS)

@@ -84,6 +84,18 @@ def meter_for(device: torch.device) -> MemoryMeter:
     return DeviceMeter(device) if device.type == "cuda" else HostMeter()
 
 
+def hold_to(limit_bytes: int | None, device: torch.device) -> None:
+    """Let torch's allocator reserve no more of the GPU: what goes beyond is out of memory, as on a full card.
+
+    None, or more than there is: the GPU itself is the limit. What is below zero, since others take more than
+    may be had, is nothing at all. A CPU has no such allocator, and is left alone.
+    """
+    if limit_bytes is None or device.type != "cuda":
+        return
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, limit_bytes / total_bytes)), device)
+
+
 def _high_water_bytes() -> int:
     """VmHWM of proc(5): the process's own pages, and those of mapped files and shared memory, while present.
 

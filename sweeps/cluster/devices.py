@@ -6,10 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sweeps.cluster.facilities import cpu_has_fp16, find_nvme, has_flash_attention, has_libaio
+from sweeps.cluster.facilities import (
+    cpu_has_fp16,
+    find_nvme,
+    has_flash_attention,
+    has_libaio,
+    host_memory_bytes,
+)
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
+
+GIB = 2**30
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
@@ -42,14 +50,31 @@ def detect(cluster: ClusterConfig) -> Machine:
                 f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
                 "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
             )
+        if cluster.memory_limit_gib is not None:
+            raise ConfigError(
+                f"cluster.memory_limit_gib={cluster.memory_limit_gib:g}: it applies to GPUs; "
+                "on a CPU ranks share the host's memory; leave it at null"
+            )
         return _machine("cpu", cluster, cluster.gpus_per_node or cores, ())
     (name, alike), *_ = Counter(gpu.name for gpu in gpus).most_common(1)  # a study never mixes card models
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
         raise ConfigError(
             f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
         )
-    ours = cluster.gpus_per_node or alike
-    return _machine("cuda", cluster, ours, tuple(gpu for gpu in gpus if gpu.name == name)[:ours])
+    count = cluster.gpus_per_node or alike
+    ours = tuple(gpu for gpu in gpus if gpu.name == name)[:count]
+    _require_room(cluster.memory_limit_gib, ours)
+    return _machine("cuda", cluster, count, ours)
+
+
+def _require_room(limit_gib: float | None, gpus: tuple[Gpu, ...]) -> None:
+    """A limit above what a card has would be none."""
+    card_gib = min(gpu.memory_bytes for gpu in gpus) / GIB
+    if limit_gib is not None and limit_gib > card_gib:
+        raise ConfigError(
+            f"cluster.memory_limit_gib={limit_gib:g}: {gpus[0].name} has {card_gib:.1f} GiB; "
+            "null: all of them"
+        )
 
 
 def _machine(device: str, cluster: ClusterConfig, ranks_per_node: int, gpus: tuple[Gpu, ...]) -> Machine:
@@ -59,6 +84,7 @@ def _machine(device: str, cluster: ClusterConfig, ranks_per_node: int, gpus: tup
         ranks_per_node=ranks_per_node,
         gpus=gpus,
         cores=len(os.sched_getaffinity(0)),
+        host_memory_bytes=host_memory_bytes(),
         nvme=find_nvme(cluster.nvme_path),
         has_libaio=has_libaio(),
         has_fp16=device == "cuda" or cpu_has_fp16(),

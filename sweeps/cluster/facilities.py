@@ -1,12 +1,14 @@
-"""What some plans need of a host beside its cards: a fast disk, libaio, the flash-attn package."""
+"""What some plans need of a host beside its cards: memory, a fast disk, libaio, the flash-attn package."""
 
 from __future__ import annotations
 
 import ctypes.util
 import importlib.util
 import os
+import re
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from sweeps.machine import Nvme
 from train_entry.contract import delete_abandoned_scratch
@@ -14,6 +16,50 @@ from train_entry.contract import delete_abandoned_scratch
 # x86 (Sapphire Rapids and later; AMX) and ARM names of fp16 arithmetic, as Linux lists them.
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp")
 LIBAIO_HEADERS = ("/usr/include/libaio.h", "/usr/local/include/libaio.h")
+
+KIB = 1024
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int | None:
+    """What this process may ever use of the host: all of it, or what its cgroups allow; None: not known.
+
+    Not what is free now: that differs from one start to the next, and so would the study's verdicts.
+    """
+    limits = [*_installed(root), *_allowed(root)]
+    return min(limits, default=None)
+
+
+def _installed(root: Path) -> Iterator[int]:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    if found:
+        yield int(found[1]) * KIB
+
+
+def _allowed(root: Path) -> Iterator[int]:
+    """Of the process's cgroup and all above it, each of which binds: cgroups(7), version 2 and version 1.
+
+    A container sees its own cgroup as the top one, whatever path /proc names. No limit is the word `max` in
+    version 2, and in version 1 more than any host has.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = PurePosixPath(path.lstrip("/"))
+        texts = [_text(top / folder / name).strip() for folder in (here, *here.parents)]
+        yield from (int(text) for text in texts if text.isdigit())
+
+
+def _text(path: Path) -> str:
+    """Of a file of the kernel's; empty where there is none to read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def find_nvme(path: str | None) -> Nvme | None:

@@ -18,6 +18,8 @@ STUDY_KEYS = (
     "model",
     "studies_dir",
     "dry_run",
+    "dry_run_to",
+    "gate",
     "objective",
     "accept_versions",
     "data",
@@ -247,6 +249,25 @@ class ClusterConfig:
     parallel: int | None = knob(None, "most trials at once; null: one a node", low=1)
     on_interrupt: str = knob("cancel", "Ctrl-C: running trials", choices=("cancel", "leave"))
     nvme_path: str | None = knob(None, "a directory on a fast local disk, for offload to NVMe")
+    memory_limit_gib: float | None = knob(
+        None, "memory of a GPU that a rank may use; null: all of it", unit="GiB", above=0
+    )
+    limit_counts_context: bool = knob(
+        True, "memory_limit_gib includes CUDA's context, as a smaller card's would"
+    )
+
+
+@dataclass
+class GateConfig:
+    enabled: bool = knob(True, "launch no plan that cannot fit, by the estimate of its memory")
+    quantile: float = knob(
+        0.9, "a plan fits if the estimate is too low no more often than 1 - this", low=0.5, high=0.999
+    )
+    headroom_gib: float = knob(0.0, "memory of each GPU that a plan must leave free", unit="GiB", low=0)
+    borderline: int = knob(
+        2, "plans that may just fit and are launched all the same, to learn", unit="trials", low=0
+    )
+    earlier_studies: bool = knob(True, "learn also from other studies of the same model on the same machine")
 
 
 @dataclass
@@ -307,12 +328,16 @@ class SweepConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     space: dict[str, Any] = knob(dict, "knob to its range, in the grammar of -m overrides")
 
     study: str | None = knob(None, "the study's name; null: derived from what is asked")
     studies_dir: str = knob("studies", "where studies live")
-    dry_run: bool = knob(False, "list the plans of the space, legal or not and why; launch nothing")
+    dry_run: bool = knob(
+        False, "list the plans of the space, their estimates, or why they are illegal; launch nothing"
+    )
+    dry_run_to: str | None = knob(None, "dry_run=true: write the list to this file too, *.csv or *.json")
     objective: str = knob(
         "auto",
         "what is maximized; auto: per GPU while ranks is fixed",
@@ -340,8 +365,9 @@ class SweepConfig:
         "sdpa", "implementation of attention", choices=("sdpa", "eager", "flash_attention_2")
     )
     compile: bool = knob(False, "torch.compile the model")
-    tensor: int = knob(1, "tensor-parallel degree", low=1, high=1)
-    pipeline: int = knob(1, "pipeline-parallel degree", low=1, high=1)
+    tensor: int = knob(1, "tensor-parallel degree: neighbouring ranks that share every matrix", low=1)
+    pipeline: int = knob(1, "pipeline-parallel degree: stages that share the transformer blocks", low=1)
+    tensor_across_nodes: bool = knob(False, "let a tensor group span nodes: slow but for the fastest links")
     activation_checkpointing: str = knob(
         "none", "recompute activations: none, full, or a number k: in every k-th block"
     )

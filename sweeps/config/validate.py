@@ -91,6 +91,16 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
         yield "model.path", "is not set; model=hf needs model.path=DIR, a directory with config.json"
     if config.data.kind == "text" and not config.data.path:
         yield "data.path", "is not set; data=text needs data.path=FILE_OR_DIR"
+    limit_gib = config.cluster.memory_limit_gib
+    if limit_gib is not None and config.gate.headroom_gib >= limit_gib:
+        yield (
+            "gate.headroom_gib",
+            f"{config.gate.headroom_gib:g} leaves nothing of cluster.memory_limit_gib={limit_gib:g}",
+        )
+    if config.dry_run_to is not None and not config.dry_run:
+        yield "dry_run_to", f"{config.dry_run_to!r} is for dry_run=true, which lists plans and launches none"
+    if config.dry_run_to is not None and not config.dry_run_to.endswith((".csv", ".json")):
+        yield "dry_run_to", f"{config.dry_run_to!r} ends in neither .csv nor .json"
     if not _is_name(config.model.name):
         yield "model.name", f"{config.model.name!r} is no name; use letters, digits, '.', '_' and '-'"
     if config.study is not None and (

@@ -15,9 +15,9 @@ from sweeps.estimate.states import MASTER_BYTES, MOMENT_BYTES, moments_of, sub_g
 from train_entry.contract import ModelShape, Offload, Plan
 
 # Resident memory of a rank that trains nothing yet, by device: torch, DeepSpeed and transformers imported
-# (VmHWM with torch's CPU build: 0.5 GiB); with CUDA also its context and the kernels' libraries. The second
-# is an assumption, on the high side.
-PROCESS_BYTES = {"cpu": 600 * 2**20, "cuda": 3 * 2**30}
+# (VmHWM with torch's CPU build: 0.5 GiB); with CUDA also its context and the kernels' libraries (1.9 to 2.2
+# GiB on two H200s, over ddp, pipelines and split matrices of three models).
+PROCESS_BYTES = {"cpu": 600 * 2**20, "cuda": 2400 * 2**20}
 FP32_BYTES = 4
 # Of many buffers of all sizes, each rounded up to a power of two: 1 / ln 2 on average.
 MANY_ROUNDED = 1.44
@@ -30,10 +30,13 @@ def host_bytes(plan: Plan, model: ModelShape, hardware: Hardware, device_bytes: 
     ranks = min(plan.ranks, hardware.ranks_per_node)
     if hardware.device == "cpu":
         return ranks * device_bytes
-    if not plan.offload.devices:
-        return ranks * PROCESS_BYTES["cuda"]
-    largest = max(_offloaded(plan, share) for share in shares(plan, model))
-    return int(ranks * (PROCESS_BYTES["cuda"] + largest))
+    largest = max(_offloaded(plan, share) for share in shares(plan, model)) if plan.offload.devices else 0.0
+    return int(ranks * (PROCESS_BYTES["cuda"] + max(largest, _whole_model(plan, model))))
+
+
+def _whole_model(plan: Plan, model: ModelShape) -> float:
+    """That a rank has in host memory until DeepSpeed has split its matrices: see engine.sharding_for."""
+    return element_bytes(plan) * model.parameters if plan.tensor > 1 and plan.pipeline == 1 else 0.0
 
 
 def nvme_bytes(plan: Plan, model: ModelShape, hardware: Hardware) -> int:

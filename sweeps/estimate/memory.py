@@ -17,6 +17,7 @@ from sweeps.estimate import buffers
 from sweeps.estimate.account import (
     ACTIVATIONS,
     LOGITS,
+    NOTHING,
     STEP,
     Component,
     Memory,
@@ -55,6 +56,7 @@ class MemoryFactors:
     observations: int = 0
 
 
+PIPELINE_BUFFERS = 2  # at least, on each stage
 COLD = MemoryFactors()
 # Expandable segments grow where they are, so gaps are rare (PyTorch's notes on its CUDA allocator).
 EXPANDABLE_GAPS = 0.3
@@ -66,7 +68,15 @@ def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: Memory
     stages = []
     for share in shares(plan, model):
         held = states(plan, share)
-        parts = _Parts(plan=plan, share=share, held=held, kept=kept, hardware=hardware, factors=factors)
+        parts = _Parts(
+            plan=plan,
+            share=share,
+            held=held,
+            kept=kept,
+            vocab=model.vocab,
+            hardware=hardware,
+            factors=factors,
+        )
         stages.append(StageMemory(stage=share.stage, phases=tuple(parts.phases())))
     peak = max([stage.peak.total for stage in stages])
     return Memory(
@@ -107,6 +117,7 @@ class _Parts:
     share: Share
     held: States
     kept: Saved
+    vocab: int
     hardware: Hardware
     factors: MemoryFactors
 
@@ -122,7 +133,7 @@ class _Parts:
         ]
         between = scaled("accumulated gradients", held.between if plan.grad_accum > 1 else 0)
         is_early = held.wrapper is Wrapper.ZERO12
-        bucket = scaled("buckets", buffers.buckets(plan, held, share) if is_early else 0)
+        bucket = self._buckets() if is_early else NOTHING
         if share.has_head:
             # ZeRO-1's buckets are released with the last micro-batch only (setup_buckets at the first one,
             # _release_ipg_buffers where gradients are reduced); ZeRO-2's with each.
@@ -146,12 +157,19 @@ class _Parts:
             scaled("master weights", held.master),
             scaled("moments", held.moments),
             scaled("gradients", held.gradients),
-            scaled("buckets", buffers.buckets(plan, held, share) if is_lasting else 0),
+            self._buckets() if is_lasting else NOTHING,
             scaled("offload buffer", buffers.offload_buffer(plan, held, share)),
             scaled("workspace", buffers.workspace(self.hardware)),
             scaled("process", PROCESS_BYTES["cpu"] if is_cpu else 0),
             scaled("unseen", self.factors.unseen_bytes),
         ]
+
+    def _buckets(self) -> Component:
+        """A GPU gives out a buffer whole; on a CPU what is never written to is not resident."""
+        plan, held, share = self.plan, self.held, self.share
+        size = buffers.buckets(plan, held, share)
+        written = share.parameters * max(held.wide, held.summed)
+        return scaled("buckets", min(size, written) if self.hardware.is_cpu else size)
 
     def _start(self, base: list[Component]) -> PhaseMemory:
         """Until the engine stands. The optimizer's moments come with the first step."""
@@ -187,11 +205,21 @@ class _Parts:
         whole = (share.blocks - recomputed) * kept.block * passes
         outside = kept.outside if share.has_head and left == 1 else 0.0
         sent = 2 * kept.hidden * share.in_flight if plan.pipeline > 1 else 0.0
+        if share.has_head and plan.pipeline > 1:
+            sent += self._kept_logits()
         return [
             scaled("activations", (whole + outside) * factor, ACTIVATIONS),
             scaled("block inputs", recomputed * kept.block_input * passes * factor, ACTIVATIONS),
             scaled("pipeline buffers", sent),
         ]
+
+    def _kept_logits(self) -> float:
+        """As computed, until their buffer's next use: deepspeed/runtime/pipe/engine.py, which never lets go
+        of what the last stage put out. It has two buffers (runtime/pipe/schedule.py, num_pipe_buffers).
+        """
+        plan = self.plan
+        logits = plan.micro_batch * plan.seq_len * self.vocab * self.held.wide
+        return min(PIPELINE_BUFFERS, plan.grad_accum) * logits
 
     def _working(self, at_head: bool) -> list[Component]:
         """What going backward through the head, and then through a block, takes for itself."""

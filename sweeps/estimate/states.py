@@ -142,7 +142,9 @@ def _gradients(plan: Plan, wrapper: Wrapper, share: Share, part: float) -> tuple
         case Wrapper.PLAIN | Wrapper.UNFUSED:
             return 0.0, allocated(share.tensors, element_bytes(plan))
         case Wrapper.BF16:
-            return summed * count, 0.0  # fp32_groups_gradients_flat: whole on every rank
+            # fp32_groups_gradients_flat: whole on every rank. The weights' own gradients are zeroed for the
+            # next micro-batch, and kept (clear_lp_grads).
+            return summed * count, element_bytes(plan) * count
         case Wrapper.ZERO3:
             return 0.0 if offloaded else summed * part, 0.0  # grad_partitions_flat_buffer
         case Wrapper.ZERO12 if plan.zero.stage == 1:

@@ -44,14 +44,16 @@ def buckets(plan: Plan, model: ModelShape) -> Step | None:
     """Smaller buffers for gradients on their way; under ddp, gradients that live in their buffers."""
     if plan.engine is Engine.DDP:
         return _ddp_buckets(plan, model)
-    for wanted in (model.parameters, plan.zero.reduce_bucket_size // 4):
-        elements = max(rounded_up(wanted), min(SMALLEST_BUCKET, rounded_up(model.parameters)))
+    own = footprint.parameters(plan, model)
+    for wanted in (own, plan.zero.reduce_bucket_size // 4):
+        elements = max(rounded_up(wanted), min(SMALLEST_BUCKET, rounded_up(own)))
         zero = dataclasses.replace(plan.zero, reduce_bucket_size=elements)
         before, after = footprint.buckets(plan), footprint.buckets(dataclasses.replace(plan, zero=zero))
         if _is_worthwhile(before - after, plan, model):
             why = f"buffers for gradients, allocated whole: {size(after)} instead of {size(before)}"
-            if plan.zero.reduce_bucket_size > model.parameters:
-                why += f"; the model has {model.parameters:,} parameters only"
+            if plan.zero.reduce_bucket_size > own:
+                whose = "the model" if own == model.parameters else "a rank's part of the model"
+                why += f"; {whose} has {own:,} parameters only"
             return Step(changes={"zero.reduce_bucket_size": elements}, why=why)
     return None
 
@@ -113,11 +115,11 @@ def sharding(plan: Plan, model: ModelShape) -> Step | None:
         return None
     zero = dataclasses.replace(plan.zero, stage=stage)
     after = dataclasses.replace(plan, engine=Engine.DEEPSPEED, zero=zero)
-    changes: dict[str, Scalar] = {"strategy": f"zero{stage}"}
+    changes = _preset(plan, f"zero{stage}", {"zero.stage": stage})
     if plan.offload.devices:  # which a preset without offload would undo
         changes = {"zero.stage": stage}
-    elif stage == 1 and zero.reduce_bucket_size > model.parameters:
-        changes["zero.reduce_bucket_size"] = rounded_up(model.parameters)  # allocated whole, filled or not
+    elif stage == 1 and zero.reduce_bucket_size > (own := footprint.parameters(plan, model)):
+        changes["zero.reduce_bucket_size"] = rounded_up(own)  # allocated whole, filled or not
     return _moved(plan, after, model, changes, f"zero{stage} shares them out over {plan.data} ranks")
 
 
@@ -128,7 +130,8 @@ def optimizer_to_cpu(plan: Plan, model: ModelShape) -> Step | None:
         return None
     if footprint.stage(plan) == 0:
         after = _offloaded(plan, stage=2, optimizer=Offload.CPU)
-        return _moved(plan, after, model, {"strategy": "zero2_offload"}, ON_HOST)
+        knobs: Changes = {"zero.stage": 2, "zero.offload_optimizer": "cpu"}
+        return _moved(plan, after, model, _preset(plan, "zero2_offload", knobs), ON_HOST)
     after = _offloaded(plan, stage=footprint.stage(plan), optimizer=Offload.CPU, param=plan.offload.param)
     return _moved(plan, after, model, {"zero.offload_optimizer": "cpu"}, ON_HOST)
 
@@ -143,7 +146,8 @@ def weights_to_cpu(plan: Plan, model: ModelShape) -> Step | None:
         return _moved(plan, after, model, {"zero.offload_param": "cpu"}, ON_HOST)
     if plan.data > 1 or plan.offload.optimizer is not Offload.CPU:
         return None  # sharding, or the optimizer, comes first
-    return _moved(plan, after, model, {"strategy": "zero3_offload"}, ON_HOST)
+    knobs: Changes = {"zero.stage": 3, "zero.offload_optimizer": "cpu", "zero.offload_param": "cpu"}
+    return _moved(plan, after, model, _preset(plan, "zero3_offload", knobs), ON_HOST)
 
 
 @remedy(cost="every update reads and writes the states on the disk, and is as fast as the disk")
@@ -157,7 +161,8 @@ def optimizer_to_nvme(plan: Plan, model: ModelShape) -> Step | None:
     if plan.data > 1:
         return None  # sharding comes first
     after = _offloaded(plan, stage=3, optimizer=Offload.NVME, param=Offload.NVME)
-    return _moved(plan, after, model, {"strategy": "zero3_nvme"}, ON_DISK)
+    knobs: Changes = {"zero.stage": 3, "zero.offload_optimizer": "nvme", "zero.offload_param": "nvme"}
+    return _moved(plan, after, model, _preset(plan, "zero3_nvme", knobs), ON_DISK)
 
 
 @remedy(cost="every micro-batch reads the weights from the disk twice")
@@ -170,6 +175,11 @@ def weights_to_nvme(plan: Plan, model: ModelShape) -> Step | None:
 
 
 ON_HOST, ON_DISK = "the others lie in host memory", "the others lie on the disk"
+
+
+def _preset(plan: Plan, strategy: str, knobs: Changes) -> dict[str, Scalar]:
+    """A strategy by its name; by its knobs where the plan has degrees, which another preset would undo."""
+    return dict(knobs) if plan.tensor * plan.pipeline > 1 else {"strategy": strategy}
 
 
 def _is_worthwhile(saved: float, plan: Plan, model: ModelShape) -> bool:

@@ -45,9 +45,14 @@ def moments(plan: Plan) -> int:
     return 2 if plan.optimizer.name == "adamw" else int(plan.optimizer.momentum > 0)
 
 
+def parameters(plan: Plan, model: ModelShape) -> int:
+    """Of a rank's stage, its part of the matrices: what a copy of the model comes to on it."""
+    return math.ceil(model.parameters / (plan.tensor * plan.pipeline))
+
+
 def sharded_states(plan: Plan, model: ModelShape) -> States:
     """What a rank is responsible for, on whatever device it lies."""
-    count = model.parameters / (plan.tensor * plan.pipeline)
+    count = parameters(plan, model)
     if plan.engine is Engine.DDP:  # fp32 throughout: half precision is torch.autocast
         return States(weights=4 * count, gradients=4 * count, optimizer=MOMENT_BYTES * moments(plan) * count)
     over = [plan.data if stage(plan) >= first else 1 for first in (3, 2, 1)]
@@ -94,11 +99,15 @@ def gathered_weights(plan: Plan, model: ModelShape) -> float:
 
 
 def activations(plan: Plan, model: ModelShape) -> float:
-    """What the forward pass leaves for the backward pass, logits included."""
+    """What the forward pass leaves for the backward pass, logits included.
+
+    The first stage of a pipeline is ahead by a micro-batch for each stage: it keeps as much as without one.
+    """
     block, checkpoint = block_activations(plan, model), block_input(plan, model)
     every = plan.checkpoint_every
-    recomputed = math.ceil(model.layers / every) if every else 0
-    kept = recomputed * checkpoint + (model.layers - recomputed) * block
+    layers = model.layers * min(plan.pipeline, plan.grad_accum) // plan.pipeline
+    recomputed = math.ceil(layers / every) if every else 0
+    kept = recomputed * checkpoint + (layers - recomputed) * block
     at_work = block if recomputed else 0  # one block at a time is computed again
     return kept + at_work + logits(plan, model)
 
@@ -112,17 +121,19 @@ def block_activations(plan: Plan, model: ModelShape) -> float:
 
     gpt2: 34 s b h in half precision (Korthikanti et al. 2022, arXiv 2205.05198, table 2, without the matrix
     of scores, 5 a s s b, which only eager attention keeps). llama: its tensors counted one by one, 12 + 4 g +
-    8 f/h, and 16 for two norms in fp32; g is kv_heads/heads, f the feed-forward width.
+    8 f/h, and 16 for two norms in fp32; g is kv_heads/heads, f the feed-forward width. Tensor ranks share
+    what lies between the first and the last matrix of attention, and of the feed-forward layer.
     """
     wide = element_bytes(plan) / 2
     places = plan.micro_batch * plan.seq_len * model.hidden
     if model.family == "gpt2":
-        a_place = 34 * wide
+        a_place = (10 + 24 / plan.tensor) * wide
     else:
-        a_place = (12 + 4 * model.kv_heads / model.heads + 8 * model.ffn / model.hidden) * wide + 16
+        shared = 4 + 4 * model.kv_heads / model.heads + 8 * model.ffn / model.hidden
+        a_place = (8 + shared / plan.tensor) * wide + 16
     scores = 0.0
     if plan.attention is Attention.EAGER:
-        scores = 5 * wide * model.heads * plan.seq_len**2 * plan.micro_batch
+        scores = 5 * wide * model.heads / plan.tensor * plan.seq_len**2 * plan.micro_batch
     return a_place * places + scores
 
 

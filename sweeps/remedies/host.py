@@ -34,7 +34,7 @@ def half_the_optimizer(plan: Plan, model: ModelShape) -> Step | None:
     if footprint.stage(plan) < 3 or not is_whole:
         return None
     # stage3.py splits by whole sub-groups: int((1 - ratio) x sub-groups) of them stay on the device.
-    two_groups = rounded_up(model.parameters / (plan.tensor * plan.pipeline) / plan.data / 2)
+    two_groups = rounded_up(footprint.parameters(plan, model) / plan.data / 2)
     changes: dict[str, Scalar] = {"offload.ratio": 0.5}
     if two_groups < plan.zero.sub_group_size:
         changes["zero.sub_group_size"] = two_groups

@@ -1,10 +1,11 @@
 """The ways a configuration makes no legal plan. One rule each; all that are broken are reported at once."""
 
-from sweeps.rules import batch, model, offload, precision, zero
+from sweeps.rules import batch, model, offload, parallel, precision, zero
 from sweeps.rules.base import Draft, Rule
 
 RULES: tuple[Rule, ...] = (
     *batch.RULES,
+    *parallel.RULES,
     *zero.RULES,
     *offload.RULES,
     *precision.RULES,

@@ -29,6 +29,16 @@ class Draft:
         return max(1, self.ranks // (self.config.tensor * self.config.pipeline))
 
     @property
+    def tensor(self) -> int:
+        """The degree in effect: ddp has none."""
+        return self.config.tensor if self.is_deepspeed else 1
+
+    @property
+    def pipeline(self) -> int:
+        """The degree in effect: ddp has none."""
+        return self.config.pipeline if self.is_deepspeed else 1
+
+    @property
     def largest_parameter(self) -> int:
         return self.model.largest_parameter
 

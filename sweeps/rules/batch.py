@@ -27,7 +27,8 @@ def degrees_divide_ranks(draft: Draft) -> str | None:
     if draft.ranks % degree == 0:
         return None
     return (
-        f"tensor={draft.config.tensor} x pipeline={draft.config.pipeline} does not divide ranks={draft.ranks}"
+        f"tensor={draft.config.tensor} x pipeline={draft.config.pipeline} does not divide "
+        f"ranks={draft.ranks}; their product may be {choices(divisors(draft.ranks))}"
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.estimates import refused, too_large
 from tests.examples import a_measurement, a_plan, a_study_record, a_trial
 from train_entry.contract import (
     Advice,
+    Estimate,
     Failure,
     FailureKind,
     Plan,
@@ -57,6 +59,17 @@ class StudyBuilder:
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
         self.trial(number, state, outcome=Failure(kind=kind, message=message), attempts=1)
+
+    def estimated(
+        self, number: int, estimate: Estimate, *, trial: dict[str, Any] | None = None, **seen: Any
+    ) -> None:
+        """A measured trial with its estimate; `trial` replaces fields of it, `seen` of the measurement."""
+        changes = {"attempts": 1, "outcome": a_measurement(**seen), "estimate": estimate} | (trial or {})
+        self.trial(number, State.MEASURED, **changes)
+
+    def refused(self, number: int, estimate: Estimate | None = None, **changes: Any) -> None:
+        """Not launched, as it cannot fit."""
+        self.trial(number, **refused(estimate or too_large(), **changes))
 
     def rejected(self, number: int, *texts: str) -> None:
         reasons = tuple(Reason(rule="a_rule", text=text) for text in texts)

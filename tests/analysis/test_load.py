@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.load import StudyUnreadable, load_study
+from tests.estimates import an_estimate
 from train_entry.contract import FailureKind, Origin, Reason, State, StudyDir
 
 if TYPE_CHECKING:
@@ -190,3 +191,18 @@ def test_a_torn_study_record_is_said_in_one_line(built: StudyBuilder) -> None:
     built.directory.record.write_text('{"name":\n "de')
     with pytest.raises(StudyUnreadable, match=r"^cannot read .*study\.json: [^\n]*$"):
         load_study(built.directory)
+
+
+def test_a_trial_keeps_its_own_estimate_and_is_at_hand_as_it_is_on_record(built: StudyBuilder) -> None:
+    built.estimated(2, an_estimate())
+    built.refused(5)
+    study = load_study(built.directory)
+    assert [trial.number for trial in study.trials] == [row.number for row in study.rows] == [2, 5]
+    assert [row.is_refused for row in study.rows] == [False, True]
+    assert study.rows[0].estimate == study.trials[0].estimate == an_estimate()
+
+
+def test_a_trial_that_ran_out_of_memory_was_not_refused(built: StudyBuilder) -> None:
+    built.out_of_memory(0)
+    built.trial(1, State.REUSED, reused_from=0)
+    assert [row.is_refused for row in load_study(built.directory).rows] == [False, False]

@@ -93,8 +93,20 @@ def test_the_state_tells_why_a_trial_failed_and_whose_numbers_it_shows(built: St
     built.failed(3, FailureKind.INFEASIBLE, "needs 90 of 80 GiB", State.INFEASIBLE)
     built.failed(4, FailureKind.HUNG, "silent for 60 s")
     states = [row["state"] for row in cells(built)]
-    assert states == ["measured", "reused 0000", "infeasible gpu_oom", "infeasible", "failed hung"]
+    assert states == ["measured", "reused 0000", "infeasible gpu_oom", "infeasible estimated", "failed hung"]
     assert cells(built)[1]["tokens/s"] == "24,690"
+
+
+def test_memory_of_a_trial_that_was_not_launched_is_marked_as_estimated(built: StudyBuilder) -> None:
+    built.measured(0)
+    assert "~ is estimated" not in shown(built)
+    built.refused(1)
+    assert [(row["state"], row["peak GiB"], row["step ms"]) for row in cells(built)] == [
+        ("measured", "3.00", "250"),
+        ("infeasible estimated", "~45.0", ""),
+    ]
+    assert "~ is estimated: the trial was not launched, as it cannot fit" in shown(built)
+    assert [row["peak_bytes"] for row in csv_rows(built)] == [str(3 * 2**30), ""]
 
 
 def test_host_memory_is_not_called_peak_memory_of_a_gpu(built: StudyBuilder) -> None:

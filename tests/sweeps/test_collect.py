@@ -23,6 +23,7 @@ from train_entry.contract import (
     RankExit,
     RankOutcome,
     StepMetrics,
+    StepSplit,
     TrialSpec,
     append_line,
     dump,
@@ -143,6 +144,63 @@ def test_without_a_known_peak_there_is_no_mfu(attempt: AttemptDir, spec: TrialSp
 def test_a_single_step_has_no_spread(attempt: AttemptDir) -> None:
     left(attempt, 0, a_rank_measurement(rank=0, step_s=(2.0,)))
     assert measured(attempt, a_trial_spec(plan=a_plan(ranks=1))).step_s_iqr == 0.0
+
+
+# ---------------------------------------------------------------- a model that is divided
+
+
+def split(forward_s: float, backward_s: float, exchange_s: float) -> StepSplit:
+    return StepSplit(
+        local_s=0.1, forward_s=forward_s, backward_s=backward_s, exchange_s=exchange_s, update_s=9.0
+    )
+
+
+def measured_on(attempt: AttemptDir, splits: list[StepSplit | None], **plan: Any) -> Measurement:
+    """By as many ranks as there are splits."""
+    for rank, of_rank in enumerate(splits):
+        left(attempt, rank, a_rank_measurement(rank=rank, split=of_rank))
+    return measured(attempt, a_trial_spec(plan=a_plan(ranks=len(splits), **plan)))
+
+
+def test_a_stage_that_ended_before_the_others_waits_for_them_too(attempt: AttemptDir) -> None:
+    # One micro-batch, forward 1 s and backward 2 s: the last stage waits 1 s before, 2 s behind its passes.
+    splits: list[StepSplit | None] = [split(1, 2, 3), split(1, 2, 1)]
+    outcome = measured_on(attempt, splits, pipeline=2, global_batch=4)
+    assert outcome.bubble == a_plan(pipeline=2, global_batch=4).bubble == 0.5
+
+
+def test_the_bubble_is_a_mean_over_ranks_of_each_copys_own_phase(attempt: AttemptDir) -> None:
+    # Stages are halves of the ranks, so 0 and 2 are a copy of the model: 10 s long, the other 5 s.
+    splits: list[StepSplit | None] = [split(2, 6, 2), split(1, 3, 0), split(1, 4, 3), split(2, 3, 0)]
+    outcome = measured_on(attempt, splits, pipeline=2)
+    assert outcome.bubble == pytest.approx((0.2 + 0.2 + 0.5 + 0.0) / 4)
+
+
+def test_without_a_pipeline_or_without_splits_no_bubble_is_known(attempt: AttemptDir) -> None:
+    assert measured_on(attempt, [None, None], pipeline=2).bubble is None
+    assert measured_on(attempt, [split(1, 2, 0), split(1, 2, 0)]).bubble is None
+
+
+def test_a_step_of_a_pipeline_has_ended_when_its_last_stage_has(attempt: AttemptDir) -> None:
+    left(attempt, 0, a_rank_measurement(rank=0, step_s=(1.0, 5.0, 3.0)))
+    left(attempt, 1, a_rank_measurement(rank=1, step_s=(2.0, 4.0, 3.5)))
+    outcome = measured(attempt, a_trial_spec(plan=a_plan(pipeline=2)))
+    assert (outcome.step_s, outcome.steps) == (3.5, 3)  # of 2.0, 5.0 and 3.5
+
+
+def test_tokens_are_counted_once_for_all_ranks_of_a_copy(attempt: AttemptDir) -> None:
+    for rank in range(8):
+        left(attempt, rank, a_rank_measurement(rank=rank, step_s=(2.0, 2.0), peak_flops_per_s=1e9))
+    outcome = measured(attempt, a_trial_spec(plan=a_plan(ranks=8, tensor=2, pipeline=2)))
+    assert (outcome.samples_per_s, outcome.tokens_per_s) == (16.0, 2048.0)
+    assert outcome.tokens_per_s_per_gpu == 256.0
+    assert outcome.mfu == pytest.approx(30_576 * 2048 / 8e9)  # FLOPs a token of the whole model, on all cards
+
+
+def test_what_tensor_ranks_send_is_recorded(attempt: AttemptDir) -> None:
+    # 2 blocks x 7 sums x 8 micro-batches x (4 x 128 x 8 elements of 2 bytes)
+    assert measured_on(attempt, [None, None], tensor=2).tensor_volume_bytes == 2 * 7 * 8 * 4096 * 2
+    assert measured_on(attempt, [None, None]).tensor_volume_bytes == 0
 
 
 # ---------------------------------------------------------------- the root cause

@@ -17,6 +17,7 @@ from sweeps.display import (
     eta_s,
     make_display,
 )
+from tests.estimates import a_refused_trial
 from tests.examples import a_measurement, a_study_record, a_trial
 from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, Phase, Reason, State, Trial
 
@@ -106,6 +107,36 @@ def test_failures_and_rejections_say_why_without_control_characters() -> None:
         "[  0.0 s] trial 0002 zero2 micro_batch=4: rejected: a is odd; b is even",
         "[  0.0 s] trial 0003 zero2 micro_batch=4: reused 0000",
     ]
+
+
+def test_a_plan_that_is_not_launched_says_what_it_lacks_by_estimate() -> None:
+    display, stream = plain()
+    display.update([a_refused_trial(1), a_refused_trial(2)], NONE_YET)
+    why = "needs 50.00 GiB (first_step) of 40.00 GiB, H100"
+    assert stream.getvalue().splitlines() == [
+        f"[  0.0 s] trial {number} zero2 micro_batch=4: not launched, cannot fit: {why} (estimated)"
+        for number in ("0001", "0002")
+    ]
+
+
+def test_many_plans_that_are_not_launched_at_once_are_one_line() -> None:
+    display, stream = plain()
+    display.update([measured(0, 5.0), *map(a_refused_trial, range(1, 13))], NONE_YET)
+    line, _ = stream.getvalue().splitlines()
+    such_as = "such as trial 0001 zero2 micro_batch=4: needs 50.00 GiB (first_step) of 40.00 GiB, H100"
+    assert line == f"[  0.0 s] not launched: 12 plans that cannot fit, estimated; {such_as}"
+
+
+def test_the_live_table_marks_an_estimate_and_counts_what_was_not_launched() -> None:
+    lines = frame([measured(0, 500.0), a_refused_trial(1), a_refused_trial(2)], NONE_YET)
+    assert lines[2].split() == ["0001", "infeasible", "estimated", "zero2", "micro_batch=4", "~45.00", "GiB"]
+    assert "0 trials  |  2 not launched: cannot fit  |  0 s" in lines[-1]
+
+
+def test_plans_that_are_not_launched_push_no_other_out_of_the_live_table() -> None:
+    trials = [measured(0, 900.0), measured(1, 5.0), *map(a_refused_trial, range(2, 40))]
+    lines = frame(trials, Progress(launched=2, elapsed_s=0.0))
+    assert [line[2:8].strip() for line in lines[1:4]] == ["0000", "0001", "0027"]
 
 
 def test_host_memory_is_told_apart() -> None:

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from sweeps.config.fields import with_value
 from sweeps.config.schema import SweepConfig
-from sweeps.machine import Gpu, Machine, Nvme
+from sweeps.machine import Machine, Nvme
 from sweeps.plan import Rejection, resolve
 from sweeps.rules import RULES
 from tests.examples import a_model
-from train_entry.contract import Plan
+from tests.sweeps.divided_plans import (
+    CPU,
+    DDP,
+    DIVIDED,
+    H200,
+    H200_FLASH,
+    LEGALLY_DIVIDED,
+    NVME,
+    OFFLOAD_3,
+    TWO_NODES,
+    Changes,
+    cards,
+)
+from train_entry.contract import ModelShape, Plan
 
 MODEL = a_model(parameters=1_000_000, layers=4, hidden=64, ffn=256, vocab=1024)
-CPU = Machine(device="cpu", nodes=1, ranks_per_node=4, cores=4, has_libaio=True)
 OLD_CPU = dataclasses.replace(CPU, has_fp16=False)
 NO_LIBAIO = dataclasses.replace(CPU, has_libaio=False, nvme=Nvme(path="/scratch", free_bytes=10**12))
 FULL_DISK = dataclasses.replace(CPU, nvme=Nvme(path="/scratch", free_bytes=1_000_000))
 READ_ONLY = dataclasses.replace(CPU, nvme=Nvme(path="/ro", free_bytes=0, problem="cannot be written"))
 
 
-def cards(name: str, capability: tuple[int, int], flash: bool = False) -> Machine:
-    gpus = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name=name, memory_bytes=2**34, capability=capability)
-        for index in range(4)
-    )
-    return Machine(device="cuda", nodes=1, ranks_per_node=4, gpus=gpus, has_flash_attention=flash)
+V100, T4 = cards("V100", (7, 0), flash=True), cards("T4", (7, 5))
+RATIO: Changes = {**OFFLOAD_3, "offload.ratio": 0.5}
+NVME_PARAM: Changes = {"zero.stage": 3, "zero.offload_param": "nvme"}
 
-
-V100, T4, H200 = cards("V100", (7, 0), flash=True), cards("T4", (7, 5)), cards("H200", (9, 0))
-H200_FLASH = cards("H200", (9, 0), flash=True)
-TWO_NODES = dataclasses.replace(H200, nodes=2)
-DDP = {"engine": "ddp"}
-OFFLOAD_3: dict[str, Any] = {"zero.stage": 3, "zero.offload_optimizer": "cpu"}
-RATIO: dict[str, Any] = {**OFFLOAD_3, "offload.ratio": 0.5}
-NVME: dict[str, Any] = {"zero.stage": 3, "zero.offload_optimizer": "nvme"}
-NVME_PARAM: dict[str, Any] = {"zero.stage": 3, "zero.offload_param": "nvme"}
-
-ILLEGAL: list[tuple[Machine, dict[str, Any], set[str]]] = [
+ILLEGAL: list[tuple[Machine, Changes, set[str]]] = [
     # Ranks, degrees, batches, sequences.
     (CPU, {"ranks": 8}, {"ranks_fit_the_cluster"}),
-    (CPU, {"tensor": 3}, {"degrees_divide_ranks"}),
+    (CPU, {"tensor": 3}, {"degrees_divide_ranks", "tensor_ranks_share_evenly"}),
     (CPU, {"micro_batch": 3}, {"batches_divide"}),
     (CPU, {"global_batch": 30, "micro_batch": 2}, {"batches_divide"}),
     (CPU, {"seq_len": 4096}, {"sequence_fits_the_model"}),
@@ -184,7 +182,7 @@ ILLEGAL: list[tuple[Machine, dict[str, Any], set[str]]] = [
 ]
 
 
-def asked(changes: dict[str, Any]) -> SweepConfig:
+def asked(changes: Changes) -> SweepConfig:
     """Legal on four ranks without changes: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
     config = SweepConfig(ranks=4, micro_batch=2, global_batch=32, seq_len=64)
     for key, value in changes.items():
@@ -198,22 +196,33 @@ def label(value: object) -> str:
 
 @pytest.mark.parametrize(("machine", "changes", "rules"), ILLEGAL, ids=label)
 def test_an_illegal_plan_breaks_exactly_its_rules(
-    machine: Machine, changes: dict[str, Any], rules: set[str]
+    machine: Machine, changes: Changes, rules: set[str]
 ) -> None:
     resolved = resolve(asked(changes), MODEL, machine)
     assert isinstance(resolved, Rejection)
     assert {reason.rule for reason in resolved.reasons} == rules
 
 
-def test_the_table_has_forty_rows_and_every_rule() -> None:
-    covered = set().union(*(rules for _, _, rules in ILLEGAL))
+@pytest.mark.parametrize(("machine", "model", "changes", "rules"), DIVIDED, ids=label)
+def test_an_illegal_division_breaks_exactly_its_rules(
+    machine: Machine, model: ModelShape, changes: Changes, rules: set[str]
+) -> None:
+    resolved = resolve(asked(changes), model, machine)
+    assert isinstance(resolved, Rejection)
+    assert {reason.rule for reason in resolved.reasons} == rules
+
+
+def test_the_tables_have_sixty_five_rows_and_every_rule() -> None:
+    rows = [rules for _, _, rules in ILLEGAL] + [rules for _, _, _, rules in DIVIDED]
+    covered = set().union(*rows)
     assert len(ILLEGAL) >= 40
+    assert len(DIVIDED) >= 25
     assert {rule.name for rule in RULES} - covered == {
         "bytes_fit_the_vocabulary"
     }  # of the data: test_rules.py
 
 
-LEGAL: list[tuple[Machine, dict[str, Any]]] = [
+LEGAL: list[tuple[Machine, Changes]] = [
     (CPU, {}),
     (CPU, {"zero.stage": 1, "zero.offload_optimizer": "cpu"}),
     (CPU, {**OFFLOAD_3, "zero.offload_param": "cpu"}),
@@ -237,5 +246,10 @@ LEGAL: list[tuple[Machine, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("machine", "changes"), LEGAL, ids=lambda value: str(value)[:60])
-def test_its_legal_neighbours_make_plans(machine: Machine, changes: dict[str, Any]) -> None:
+def test_its_legal_neighbours_make_plans(machine: Machine, changes: Changes) -> None:
     assert isinstance(resolve(asked(changes), MODEL, machine), Plan)
+
+
+@pytest.mark.parametrize(("machine", "model", "changes"), LEGALLY_DIVIDED, ids=lambda value: str(value)[:60])
+def test_legal_divisions_make_plans(machine: Machine, model: ModelShape, changes: Changes) -> None:
+    assert isinstance(resolve(asked(changes), model, machine), Plan)

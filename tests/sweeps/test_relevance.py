@@ -20,6 +20,7 @@ BASES: tuple[dict[str, Any], ...] = (
     {"zero.stage": 2, "zero.offload_optimizer": "cpu", "precision": "fp16"},
     {"zero.stage": 3, "zero.offload_optimizer": "cpu"},
     {"zero.stage": 3, "zero.offload_optimizer": "nvme", "zero.offload_param": "nvme", "ranks": 16},
+    {"zero.stage": 1, "tensor": 2, "pipeline": 2},
     {"zero.stage": 3, "optimizer.name": "sgd", "lr.base_warmup": 5, "lr.schedule": "cosine"},
     {"zero.stage": 2, "zero.reduce_scatter": False, "precision": "fp16", "fp16.loss_scale": 8.0},
 )  # that together bring every condition to hold
@@ -109,6 +110,24 @@ def test_groups_are_settled_first_then_what_decides_then_the_rest() -> None:
         ("offload.pin_memory", setting(GPUS, zero__stage=2, zero__offload_param="cpu"), False),
         ("zero.allgather_bucket_size", setting(zero__stage=2), False),
         ("micro_batch", setting(engine="ddp"), True),
+        ("tensor", setting(engine="ddp"), False),
+        ("pipeline", setting(engine="ddp"), False),
+        ("tensor", setting(zero__stage=0), True),
+        ("pipeline", setting(zero__stage=2), True),  # where it is refused, which is no reason to be silent
+        ("tensor_across_nodes", setting(tensor=1), False),
+        ("tensor_across_nodes", setting(tensor=2), True),
+        ("tensor_across_nodes", setting(tensor=2, engine="ddp"), False),
+        ("zero.overlap_comm", setting(zero__stage=1), True),
+        ("zero.overlap_comm", setting(zero__stage=1, pipeline=2), False),
+        ("zero.overlap_comm", setting(zero__stage=1, tensor=2), True),
+        ("zero.reduce_bucket_size", setting(zero__stage=1, pipeline=2), True),
+        ("zero.reduce_bucket_size", setting(zero__stage=0, pipeline=2), False),
+        ("zero.reduce_bucket_size", setting(precision="bf16", zero__stage=1, pipeline=2), True),
+        (
+            "zero.reduce_bucket_size",
+            setting(precision="bf16", grad_accum_dtype="fp32", zero__stage=1, pipeline=2),
+            False,
+        ),
     ],
 )
 def test_a_knob_matters_where_something_reads_it(key: str, where: Setting, expected: bool) -> None:
@@ -121,6 +140,12 @@ def test_what_has_no_effect_stands_at_its_default() -> None:
     assert value_at(config, "zero.prefetch_bucket_size") == default_of("zero.prefetch_bucket_size")
     assert config.ddp.bucket_cap_mb == 7
     assert found.config.zero.prefetch_bucket_size == 3.0
+
+
+def test_a_pipeline_stands_without_overlap_whatever_a_preset_says() -> None:
+    config = without_idle_knobs(setting(zero__stage=1, pipeline=2, zero__overlap_comm=True))
+    assert config.zero.overlap_comm is False
+    assert config.pipeline == 2
 
 
 def test_a_knob_that_is_exported_all_the_same_is_kept() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from sweeps.errors import TrackingError
 from sweeps.tracking_view import default_uri, mask_password, run_content, runs_url, shared_view, ui_command
+from tests.estimates import a_refused_trial, an_estimate
+from tests.examples import a_plan
 from tests.sweeps.tracking_examples import (
     measured,
     study_record,
@@ -186,6 +188,65 @@ def test_the_table_is_sorted_by_the_throughput_that_is_the_objective() -> None:
     state = json.loads(json.loads(shared_view(study))["state"])
 
     assert state["orderByKey"] == state["columnOrder"][0] == "metrics.`tokens_per_s`"
+
+
+def test_a_model_that_is_divided_shows_its_degrees_and_what_they_cost() -> None:
+    plan = a_plan(ranks=8, tensor=2, pipeline=2)  # 4 micro-batches
+    trial = dataclasses.replace(measured(0, bubble=0.25, tensor_volume_bytes=1024), plan=plan)
+
+    content = run_content(trial, None)
+
+    assert {content.params[f"plan.{degree}"] for degree in ("tensor", "pipeline", "data")} == {"2"}
+    assert (content.metrics["bubble_expected"], content.metrics["bubble"]) == (0.2, 0.25)
+    assert content.metrics["tensor_volume_bytes"] == 1024
+
+
+def test_a_bubble_that_was_not_measured_has_no_metric() -> None:
+    trial = dataclasses.replace(measured(0), plan=a_plan(pipeline=2))
+
+    metrics = run_content(trial, None).metrics
+
+    assert "bubble_expected" in metrics
+    assert metrics.keys().isdisjoint({"bubble", "tensor_volume_bytes"})
+
+
+def test_what_was_expected_stands_beside_what_was_measured() -> None:
+    content = run_content(dataclasses.replace(measured(0), estimate=an_estimate()), None)
+
+    found = {name: value for name, value in content.metrics.items() if name.startswith("estimated_")}
+    assert found == {
+        "estimated_peak_bytes": 33 * 2**30 // 10,
+        "estimated_step_s": 0.3,
+        "estimated_tokens_per_s": 20_000.0,
+    }
+    assert content.tags["fit"] == "fits"
+    assert "fit" not in run_content(measured(0), None).tags
+
+
+def test_a_plan_that_was_not_launched_is_a_failed_run_with_its_estimate_alone() -> None:
+    content = run_content(a_refused_trial(4), None)
+
+    assert (content.name, content.status, content.artifacts) == ("0004 zero2", "FAILED", {})
+    named = {name: content.tags[name] for name in ("state", "fit", "failure", "failure_message")}
+    why = "not launched: needs 50.00 GiB (first_step) of 40.00 GiB, H100"
+    assert named == {
+        "state": "infeasible",
+        "fit": "too_large",
+        "failure": "infeasible",
+        "failure_message": why,
+    }
+    assert (content.metrics["estimated_peak_bytes"], content.metrics["gpu_s"]) == (45 * 2**30, 0.0)
+    assert "peak_gib" not in content.metrics
+    assert content.params["plan.micro_batch"] == "4"
+
+
+def test_a_study_of_pipelines_has_a_column_for_the_bubble() -> None:
+    study = dataclasses.replace(study_record("s"), dimensions={"pipeline": "choice(1,2)"})
+
+    state = json.loads(json.loads(shared_view(study))["state"])
+
+    assert state["columnOrder"][3:5] == ["metrics.`step_s`", "metrics.`bubble`"]
+    assert state["columnOrder"][-1] == "params.`pipeline`"
 
 
 def test_columns_are_names_that_runs_really_have() -> None:

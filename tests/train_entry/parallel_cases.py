@@ -56,6 +56,7 @@ FOUR_STAGED: Plans = {
     "tp2_pp2": parallel(0, pipeline=2, tensor=2, ranks=4),
     "tp2_pp2_zero1": parallel(1, pipeline=2, tensor=2, ranks=4),
     "tp2_pp2_zero1, recomputed": parallel(1, pipeline=2, tensor=2, ranks=4, checkpoint_every=1),
+    "tp2_pp2, bf16": parallel(0, pipeline=2, tensor=2, ranks=4, precision=Precision.BF16),
     "tp2_pp2_zero1, bf16": parallel(1, pipeline=2, tensor=2, ranks=4, precision=Precision.BF16),
 }
 FOUR_SPLIT: Plans = {

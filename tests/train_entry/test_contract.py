@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.examples import a_measurement
 from train_entry.contract import (
     AttemptDir,
     ContractError,
     Failure,
     FailureKind,
+    Measurement,
     Phase,
     StepMetrics,
     TrialSpec,
@@ -39,6 +42,14 @@ def test_a_failure_comes_back_with_its_enumerations() -> None:
 def test_fields_of_a_newer_version_are_ignored() -> None:
     text = dump(METRICS).replace('"step": 1', '"step": 1, "invented_later": 2')
     assert load(StepMetrics, text) == METRICS
+
+
+def test_a_measurement_from_before_models_were_divided_is_read() -> None:
+    known = json.loads(dump(a_measurement(host_peak_bytes=0)))
+    for later in ("host_peak_bytes", "bubble", "tensor_volume_bytes"):
+        del known[later]
+    back = load(Measurement, json.dumps(known))
+    assert back == a_measurement(host_peak_bytes=0, bubble=None, tensor_volume_bytes=0)
 
 
 def test_a_torn_line_is_skipped(tmp_path: Path) -> None:

@@ -86,3 +86,26 @@ def test_an_operator_that_cannot_be_compiled_here_is_a_bad_configuration(
     monkeypatch.setattr(deepspeed_builder, "is_compatible", lambda self, verbose: False)
     error = caught(lambda: deepspeed_builder().jit_load())
     assert kind_of(error, Phase.ENGINE) is FailureKind.BAD_CONFIG
+
+
+# As torch 2.11 puts it on a card that has room.
+OVER_ITS_LIMIT = (
+    "CUDA out of memory. Tried to allocate 1002.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which "
+    "125.05 GiB is free. Including non-PyTorch memory, this process has 14.75 GiB memory in use. 14.00 GiB "
+    "allowed; Of the allocated memory 13.31 GiB is allocated by PyTorch, and 412.51 MiB is reserved by "
+    "PyTorch but unallocated."
+)
+
+
+def test_running_out_under_a_limit_names_the_limit_first() -> None:
+    failure = failure_from(torch.OutOfMemoryError(OVER_ITS_LIMIT), rank=0, phase=Phase.STEPS)
+    assert failure.kind is FailureKind.GPU_OOM
+    assert failure.message.startswith(
+        "OutOfMemoryError: limited to 14.00 GiB of the GPU: CUDA out of memory. Tried to allocate 1002.00 MiB"
+    )
+
+
+def test_running_out_of_the_whole_card_names_no_limit() -> None:
+    without = OVER_ITS_LIMIT.replace("14.00 GiB allowed; ", "")
+    failure = failure_from(torch.OutOfMemoryError(without), rank=0, phase=Phase.STEPS)
+    assert failure.message.startswith("OutOfMemoryError: CUDA out of memory. Tried")

@@ -40,6 +40,7 @@ from train_entry.contract.intent import (
 )
 from train_entry.contract.records import (
     Advice,
+    Estimate,
     Reason,
     Scalar,
     StudyRecord,
@@ -59,12 +60,14 @@ from train_entry.contract.seen import (
     StepMetrics,
     StepSplit,
 )
+from train_entry.contract.volume import tensor_volume_bytes
 from train_entry.contract.words import (
     AttemptKind,
     Attention,
     Engine,
     ExitReason,
     FailureKind,
+    Fit,
     MemoryKind,
     Offload,
     Origin,
@@ -84,9 +87,11 @@ __all__ = [
     "DataSpec",
     "DdpPlan",
     "Engine",
+    "Estimate",
     "ExitReason",
     "Failure",
     "FailureKind",
+    "Fit",
     "Heartbeat",
     "JobRecord",
     "LossScalePlan",
@@ -129,5 +134,6 @@ __all__ = [
     "read_document",
     "read_lines",
     "scratch_prefix",
+    "tensor_volume_bytes",
     "write_atomic",
 ]

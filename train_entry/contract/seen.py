@@ -45,7 +45,7 @@ class RankMeasurement:
     rank: int
     host: str
     device_name: str
-    parameters: int  # counted on the model that ran
+    parameters: int  # of the whole model, counted on what the ranks hold
     memory_kind: MemoryKind
     startup: MemoryPeak
     first_step: MemoryPeak  # Adam's state appears here
@@ -90,6 +90,12 @@ class Measurement:
     startup_s: float
     ranks: tuple[RankMeasurement, ...]
     host_peak_bytes: int = 0  # resident memory of a node's ranks together, the fullest node; 0: not measured
+    # Share of the forward and backward phase in which a pipeline's ranks wait for other stages or send to
+    # them, mean over ranks; None: no pipeline, or no step was taken apart.
+    bubble: float | None = None
+    tensor_volume_bytes: int = (
+        0  # sent by a rank in a step to those it shares matrices with; counted by formula
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from sweeps.cluster import devices
 from sweeps.cluster.devices import detect, visible
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError
@@ -15,6 +16,7 @@ GPUS = [
     Gpu(index=index, uuid=f"GPU-{letters}", name="H200", memory_bytes=1)
     for index, letters in enumerate(("aa11", "ab22", "bc33", "cd44"))
 ]
+GIB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,41 @@ def test_a_setting_that_names_no_gpu_is_refused_rather_than_run_on_the_cpu(
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
         detect(ClusterConfig(device="auto"))
     assert detect(ClusterConfig(device="cpu")).device == "cpu"
+
+
+# ---------------------------------------------------------------- a limit of memory
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GiB, one a little less."""
+    sizes = (80 * GIB, 80 * GIB - 1)
+    cards = [
+        Gpu(index=index, uuid=f"GPU-{index}", name="A100", memory_bytes=size)
+        for index, size in enumerate(sizes)
+    ]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "_nvml_gpus", lambda: cards)
+
+
+def test_a_limit_below_the_card_is_good(two_cards: None) -> None:
+    machine = detect(ClusterConfig(memory_limit_gib=40))
+    assert (machine.device, machine.ranks_per_node) == ("cuda", 2)
+
+
+def test_a_limit_above_the_card_is_refused(two_cards: None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cluster.memory_limit_gib=141: A100 has 80.0 GiB; null: all of them$"
+    ):
+        detect(ClusterConfig(memory_limit_gib=141))
+
+
+def test_a_limit_is_for_gpus_only() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^cluster.memory_limit_gib=8: it applies to GPUs; on a CPU ranks .*$"
+    ):
+        detect(ClusterConfig(device="cpu", memory_limit_gib=8))
+
+
+def test_a_machine_knows_its_memory() -> None:
+    assert (detect(ClusterConfig(device="cpu")).host_memory_bytes or 0) > GIB / 2

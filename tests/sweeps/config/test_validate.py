@@ -74,6 +74,8 @@ def test_a_value_within_bounds_is_good(key: str, value: Any) -> None:
         (config(lr={"warmup": "-5"}), "lr.warmup"),
         (config(model={"family": "hf"}), "model.path"),
         (config(data={"kind": "text"}), "data.path"),
+        (config(cluster={"memory_limit_gib": 8.0}, gate={"headroom_gib": 8.0}), "gate.headroom_gib"),
+        (SweepConfig(dry_run_to="plans.txt"), "dry_run_to"),
         (SweepConfig(study=""), "study"),
         (SweepConfig(study="../other"), "study"),
         (SweepConfig(study="a/b"), "study"),

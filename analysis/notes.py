@@ -1,0 +1,130 @@
+"""What stands below the table: why trials have no numbers, what to try next, how to run the best."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+from rich.text import Text
+
+from analysis.calibration import off_line
+from analysis.load import Study, TrialRow
+from analysis.ranking import best
+from analysis.text import advised, one_line
+from train_entry.contract import Estimate, State
+
+MAX_NOTES = 20  # unless everything is asked for
+MAX_ADVICE = 3
+MAX_REFUSED = 3  # of those that lack the same
+
+
+def notes(study: Study, *, everything: bool = False) -> list[Text]:
+    """Below the table: what could not be read, why trials were rejected or failed, how to run the best."""
+    failed, infeasible = _failures(study, State.FAILED), _failures(study, State.INFEASIBLE)
+    lines = [*failed, *_rejections(study), *infeasible]
+    left_out = 0 if everything else max(0, len(lines) - MAX_NOTES)
+    lines = lines[: len(lines) - left_out]
+    if left_out:
+        lines.append(f"... and {left_out} more such lines: --all")
+    lines += _refusals(study, everything)
+    lines += _advice(study, everything)
+    lines += _comparisons(study)
+    lines += off_line(study)
+    winner = best(study.rows)
+    if winner is not None:
+        lines.append(f"best is trial {winner.number:04d}: python sweep.py {shlex.join(winner.overrides)}")
+    return [Text(line) for line in (*(f"warning: {text}" for text in study.warnings), *lines)]
+
+
+def _comparisons(study: Study) -> list[str]:
+    """Rows whose losses do not compare with those of the others, by no fault of their plans."""
+    late = [f"{row.number:04d}" for row in study.rows if row.starts_late and row.loss is not None]
+    others = any(row.loss is not None and not row.starts_late for row in study.rows)
+    if not late or not others:
+        return []
+    what = "DeepSpeed without ZeRO makes the first update in bf16 about a quarter too small"
+    return [f"the loss of trial {', '.join(late)} (zero0) lags: {what}"]
+
+
+def _rejections(study: Study) -> list[str]:
+    counts = Counter(reason.text for row in study.rows for reason in row.reasons)
+    return [f"rejected ({count}): {one_line(reason)}" for reason, count in counts.most_common()]
+
+
+def _failures(study: Study, state: State) -> list[str]:
+    failures = [
+        (row.number, row.failure)
+        for row in study.rows
+        if row.failure and row.state is state and not row.is_refused
+    ]
+    return [
+        f"{state} trial {number:04d}: {failure.kind}: {one_line(failure.message)}"
+        for number, failure in failures
+    ]
+
+
+def _refusals(study: Study, everything: bool) -> list[str]:
+    """Plans that were not launched, by what there is too little of; of each kind those that nearly fit."""
+    refused = [row for row in study.rows if row.is_refused]
+    if not refused:
+        return []
+    groups: dict[str, list[TrialRow]] = {}
+    for row in refused:
+        groups.setdefault(_lacking(row.estimate), []).append(row)
+    plans = "1 plan that cannot" if len(refused) == 1 else f"{len(refused)} plans that cannot"
+    lines = [f"not launched: {plans} fit, estimated"]
+    for what, rows in sorted(groups.items(), key=lambda group: -len(group[1])):
+        shown = sorted(rows, key=_excess)[: None if everything else MAX_REFUSED]
+        lines += (f"  {what}: trial {row.number:04d} {row.strategy}: {_why(row)}" for row in shown)
+        if more := len(rows) - len(shown):
+            lines.append(f"  {what}: {more} more, which need more: --all")
+    return lines
+
+
+def _lacking(estimate: Estimate | None) -> str:
+    """What there is too little of: read off the numbers, as the words around them may change."""
+    if estimate is None:
+        return "memory"
+    device = "memory" if estimate.reservable_bytes is None else "GPU memory"
+    lacks_device = estimate.needed_bytes > estimate.limit_bytes
+    lacks_host = estimate.host_limit_bytes is not None and estimate.host_bytes > estimate.host_limit_bytes
+    lacking = [*([device] if lacks_device else []), *(["host memory"] if lacks_host else [])]
+    return " and ".join(lacking) or "NVMe"
+
+
+def _excess(row: TrialRow) -> float:
+    """What it needs of a GPU, over what it may use."""
+    return row.estimate.needed_bytes / max(1, row.estimate.limit_bytes) if row.estimate else 0.0
+
+
+def _why(row: TrialRow) -> str:
+    message = row.failure.message if row.failure else ""
+    return one_line(row.estimate.why if row.estimate else message)
+
+
+def _advice(study: Study, everything: bool) -> list[str]:
+    """What to try after trials that ran out of memory."""
+    asking = _asking(study)
+    shown = asking if everything else asking[:MAX_ADVICE]
+    lines = [f"trial {row.number:04d} {_cause(row)}: next try {_advised(row)}" for row in shown]
+    left_out = len(asking) - len(shown)
+    more = f"... and {left_out} more" if left_out else "what it costs, and the command"
+    return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []
+
+
+def _asking(study: Study) -> list[TrialRow]:
+    """Trials with advice that no trial of the study is, nor one before it has."""
+    known = {frozenset(row.overrides) for row in study.rows}
+    asking: dict[frozenset[str], TrialRow] = {}
+    for row in study.rows:
+        if row.advice and (plan := frozenset(row.advice.overrides)) not in known:
+            asking.setdefault(plan, row)
+    return list(asking.values())
+
+
+def _cause(row: TrialRow) -> str:
+    return row.failure.kind.value if row.failure else row.state.value
+
+
+def _advised(row: TrialRow) -> str:
+    return advised(row.advice) if row.advice else ""

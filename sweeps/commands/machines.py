@@ -1,0 +1,119 @@
+"""Machines that are not this one: of a card by its name, or where a study ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from sweeps.cluster.devices import detect, find_gpus
+from sweeps.config.schema import ClusterConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Gpu, Machine, Nvme
+from train_entry.contract import Measurement, StudyRecord, Trial
+from train_entry.contract.cards import card_of
+
+GIB = 2**30
+DEFAULT_CARD = "H100"
+GPUS_PER_NODE = 8  # of a usual server
+# GiB of a card; what drivers report lies up to a tenth below the name where the memory checks itself. The
+# first that is found in a name counts, unless the name itself says a size: A100-40GB.
+MEMORY_GIB = (
+    ("B200", 178.0),
+    ("H200", 139.8),
+    ("H100 NVL", 93.0),
+    ("H100", 80.0),
+    ("A100", 80.0),
+    ("L40S", 45.0),
+    ("A10", 22.5),
+    ("L4", 22.5),
+    ("4090", 24.0),
+    ("3090", 24.0),
+    ("V100", 16.0),
+    ("T4", 15.0),
+)
+
+
+def named_gpu(name: str, memory_gib: float | None) -> Gpu:
+    """A card by its name. Raises ConfigError where its memory is neither known nor given."""
+    name = name if card_of(name) else name.upper() if card_of(name.upper()) else name
+    size_gib = memory_gib if memory_gib is not None else _memory_gib(name)
+    if size_gib is None:
+        known = ", ".join(known for known, _ in MEMORY_GIB)
+        raise ConfigError(f"--card {name}: not known here; add --memory-gib N, or take one of {known}")
+    if size_gib <= 0:
+        raise ConfigError(f"--memory-gib {size_gib:g}: give more than 0")
+    card = card_of(name)
+    capability = None if card is None else (8, 0) if card.has_bf16 else (7, 0)
+    return Gpu(index=0, uuid=name, name=name, memory_bytes=round(size_gib * GIB), capability=capability)
+
+
+def chosen_gpu(name: str | None, memory_gib: float | None) -> tuple[Gpu, str]:
+    """The card that is asked for, else this machine's, else the default; and why that one."""
+    if name is not None:
+        return named_gpu(name, memory_gib), "as asked"
+    here = find_gpus()
+    if here:
+        size_gib = memory_gib or here[0].memory_bytes / GIB
+        return named_gpu(here[0].name, size_gib), "this machine's; --card and --memory-gib choose another"
+    return (
+        named_gpu(DEFAULT_CARD, memory_gib),
+        "there is no GPU here; --card and --memory-gib choose another",
+    )
+
+
+def machine_with(gpu: Gpu, ranks_per_node: int, nodes: int, nvme_path: str | None = None) -> Machine:
+    """Nodes full of one card, with all software that any plan needs."""
+    where = str(Path(nvme_path).resolve()) if nvme_path else None
+    return Machine(
+        device="cuda",
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        gpus=(gpu,) * ranks_per_node,
+        cores=ranks_per_node,
+        nvme=Nvme(path=where, free_bytes=sys.maxsize) if where else None,
+        has_libaio=True,
+        has_flash_attention=True,
+    )
+
+
+def study_machine(
+    record: StudyRecord, trials: Iterable[Trial], cluster: ClusterConfig
+) -> tuple[Machine, str]:
+    """Where a study ran; empty text where that is here, else what is assumed. Raises ConfigError."""
+    device = record.versions.get("device", "CPU")
+    known = list(trials)
+    ranks = max([_asked_ranks(record), *(trial.plan.ranks for trial in known if trial.plan)])
+    if device == "CPU":
+        here = detect(dataclasses.replace(cluster, device="cpu"))
+        return dataclasses.replace(here, ranks_per_node=max(here.ranks_per_node, ranks)), ""
+    if sum(gpu.name == device for gpu in find_gpus()) >= (cluster.gpus_per_node or ranks):
+        return detect(cluster), ""
+    size_bytes = _seen_bytes(known)
+    if size_bytes is None and _memory_gib(device) is None:
+        raise ConfigError(f"study {record.name} ran on {device}, whose memory is not known here; ask there")
+    gpu = named_gpu(device, size_bytes / GIB if size_bytes else None)
+    return (
+        machine_with(gpu, cluster.gpus_per_node or ranks, 1, cluster.nvme_path),
+        f"judged for {device}, {gpu.memory_bytes / GIB:,.2f} GiB, where the study ran",
+    )
+
+
+def _memory_gib(name: str) -> float | None:
+    if said := re.search(r"(\d+) ?Gi?B", name):
+        return float(said[1])
+    return next((size for known, size in MEMORY_GIB if re.search(rf"\b{known}\b", name)), None)
+
+
+def _asked_ranks(record: StudyRecord) -> int:
+    ranks = record.asked.get("ranks")
+    return ranks if isinstance(ranks, int) else 1
+
+
+def _seen_bytes(trials: Iterable[Trial]) -> int | None:
+    """A card's memory, as a rank saw it."""
+    measured = (trial.outcome for trial in trials if isinstance(trial.outcome, Measurement))
+    seen = (rank.device_total_bytes for outcome in measured for rank in outcome.ranks)
+    return next((size for size in seen if size), None)

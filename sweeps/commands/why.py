@@ -1,0 +1,301 @@
+"""`python -m sweeps why`: what a study knows of one configuration: its result, or why it has none."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.commands.machines import study_machine
+from sweeps.config.compose import Composer, open_composer
+from sweeps.config.schema import STUDY_KEYS
+from sweeps.errors import ConfigError
+from sweeps.export import reproduce_command
+from sweeps.forecast import Forecaster, hardware_for
+from sweeps.gate import room_of
+from sweeps.identity import comparable
+from sweeps.ledger import Ledger
+from sweeps.listing_words import OBJECTIVES, VERDICTS, basis, biggest, gib, limit_bytes, speed
+from sweeps.plan import Rejection
+from sweeps.planner import Planned, Planner
+from train_entry.contract import (
+    Estimate,
+    Failure,
+    FailureKind,
+    Measurement,
+    Plan,
+    Scalar,
+    State,
+    StudyDir,
+    StudyRecord,
+    Trial,
+)
+
+# Of several trials with one plan, whose word counts: the first of these.
+PLACES = (
+    State.MEASURED,
+    State.INFEASIBLE,
+    State.STOPPED,
+    State.SUSPECT,
+    State.FAILED,
+    State.RUNNING,
+    State.QUEUED,
+    State.CANCELLED,
+    State.REUSED,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """What is expected of plans, before and after learning from the study."""
+
+    cold: Forecaster
+    learned: Forecaster
+    basis: str  # of the latter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A study, and the one configuration that is asked about."""
+
+    directory: StudyDir
+    record: StudyRecord
+    trials: Sequence[Trial]
+    planned: Planned
+    expectation: Expectation
+
+    @property
+    def unit(self) -> str:
+        return OBJECTIVES.get(self.record.objective, self.record.objective)
+
+    def value(self, found: Measurement | Estimate) -> float:
+        return float(getattr(found, self.record.objective))
+
+    def measured(self) -> list[tuple[float, Trial]]:
+        """The best first."""
+        found = [
+            (self.value(trial.outcome), trial)
+            for trial in self.trials
+            if trial.state is State.MEASURED and isinstance(trial.outcome, Measurement)
+        ]
+        usable = [each for each in found if math.isfinite(each[0])]
+        return sorted(usable, key=lambda each: (-each[0], each[1].number))
+
+
+def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]) -> Iterator[str]:
+    """The answer. Raises ConfigError where the overrides make no configuration of this study."""
+    trials = Ledger(directory).trials
+    is_gpu = record.versions.get("device", "CPU") != "CPU"
+    composer = composer_for(open_composer(lambda: is_gpu), record, overrides)
+    config = composer.compose()
+    machine, note = study_machine(record, trials, config.cluster)
+    planned = Planner(composer, record.model, machine, record.name).plan({})
+    asked = " ".join(map(shlex.quote, overrides)) or "as the study stands"
+    if isinstance(planned.plan, Rejection):
+        yield f"{asked}: rejected, it makes no legal plan"
+        yield from _rejected(planned.plan)
+        return
+    room = room_of(config.cluster, config.gate, machine)
+    hardware = hardware_for(machine)
+    cold = Forecaster(record.model, hardware, room, config.gate)
+    learned = Forecaster(record.model, hardware, room, config.gate)
+    learned.learn(trials)
+    made = basis(hardware, room, config.gate, learned.observations)
+    expectation = Expectation(cold=cold, learned=learned, basis=made)
+    case = Case(directory=directory, record=record, trials=trials, planned=planned, expectation=expectation)
+    yield f"{asked}: {_plan_text(planned.plan)}"
+    if note:
+        yield f"note:      {note}"
+    yield from _answer(case, planned.plan)
+
+
+def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[str]) -> Composer:
+    """The study's own overrides, without what it varied, and these. Raises ConfigError."""
+    fixed_keys = [key for text in overrides if (key := key_of(text)).partition(".")[0] in STUDY_KEYS]
+    if fixed_keys:
+        raise ConfigError([f"{key}: fixed within study {record.name}; leave it out" for key in fixed_keys])
+    said = list(record.overrides) or [
+        f"{key}={_typed(value)}"
+        for key, value in comparable(record.asked).items()
+        if key.partition(".")[0] not in ("model", "data")
+    ]
+    if "ranks" in record.asked and "ranks" not in map(key_of, said):  # as many as there were
+        said.append(f"ranks={record.asked['ranks']}")
+    taken = {key_of(text) for text in overrides} | set(record.dimensions)
+    kept = [text for text in said if key_of(text) not in taken]
+    return composer.with_fixed([*kept, *overrides])
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _typed(value: Scalar) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return str(value)
+
+
+def _plan_text(plan: Plan) -> str:
+    return (
+        f"{plan.strategy} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, micro_batch={plan.micro_batch}, "
+        f"accumulation {plan.grad_accum}"
+    )
+
+
+def _rejected(rejection: Rejection) -> Iterator[str]:
+    for reason in rejection.reasons:
+        yield f"rule:      {reason.rule}: {reason.text}"
+        if reason.source:
+            yield f"source:    {reason.source}"
+
+
+def _answer(case: Case, plan: Plan) -> Iterator[str]:
+    same = [trial for trial in case.trials if _is_same(trial, case.planned)]
+    same.sort(key=lambda trial: (PLACES.index(trial.state), trial.number))
+    if not same:
+        yield from _untried(case, plan)
+        return
+    trial, *others = same
+    match trial.outcome:
+        case Measurement() as seen if trial.state is State.MEASURED:
+            yield from _measured(case, trial, seen)
+        case Measurement() as seen:
+            yield f"answer:    {_name(trial)} is {trial.state}: {speed(case.value(seen))} {case.unit}"
+            yield from _shared(trial)
+        case Failure() as failure:
+            yield from _failed(case, plan, trial, failure)
+        case None:
+            yield f"answer:    {_name(trial)} is {trial.state}: no result yet"
+            yield from _expected(case, plan)
+    yield from _others(others)
+
+
+def _is_same(trial: Trial, planned: Planned) -> bool:
+    """Paths in a fingerprint may differ where a study is read elsewhere; its model and data do not."""
+    return trial.plan is not None and (trial.fingerprint == planned.fingerprint or trial.plan == planned.plan)
+
+
+def _name(trial: Trial) -> str:
+    return f"trial {trial.number:04d}"
+
+
+def _others(others: Iterable[Trial]) -> Iterator[str]:
+    for trial in others:
+        if trial.state is State.REUSED and trial.reused_from is not None:
+            yield f"reused:    {_name(trial)} would run the same job, and shares its result"
+        else:
+            yield f"also:      {_name(trial)}, the same plan, is {trial.state}"
+
+
+def _shared(trial: Trial) -> Iterator[str]:
+    if trial.state is State.REUSED and trial.reused_from is not None:
+        yield f"reused:    it would run the same job as trial {trial.reused_from:04d}, and shares its result"
+
+
+def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
+    value = case.value(seen)
+    yield (
+        f"answer:    measured as {_name(trial)}: {speed(value)} {case.unit}, "
+        f"{seen.step_s * 1e3:,.0f} ms a step, peak {gib(seen.peak_bytes)} GiB"
+    )
+    ranked = case.measured()
+    place = next((at for at, (_, one) in enumerate(ranked, start=1) if one is trial), None)
+    if place is None:
+        yield f"rank:      none: its {case.unit} is not a finite number"
+    elif place == 1:
+        yield f"rank:      1 of {len(ranked)} measured: the best"
+    else:
+        best, winner = ranked[0]
+        yield (
+            f"rank:      {place} of {len(ranked)} measured: {1 - value / best:.1%} below the best, "
+            f"{_name(winner)} ({speed(best)} {case.unit})"
+        )
+    if trial.shared:
+        yield "beware:    another trial ran on the same node meanwhile; it may be faster alone"
+    if trial.estimate:
+        yield f"expected:  {_figures(case, trial.estimate)}, before it ran"
+
+
+def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[str]:
+    yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind}: {failure.kind.explanation}"
+    yield f"message:   {failure.message}"
+    yield from _shared(trial)
+    if trial.state is State.INFEASIBLE:
+        yield from _memory(trial.estimate or case.expectation.learned.estimate(plan))
+    if failure.kind in (FailureKind.GPU_OOM, FailureKind.HOST_OOM):
+        yield f"next:      python -m sweeps advise {shlex.quote(str(case.directory.path))} {trial.number}"
+
+
+def _memory(estimate: Estimate) -> Iterator[str]:
+    limit = limit_bytes(estimate)
+    of = f" of {gib(limit)} GiB" if limit is not None else ""
+    yield (
+        f"memory:    peak {gib(estimate.peak_bytes)} GiB ({estimate.phase}), "
+        f"needed {gib(estimate.needed_bytes)} GiB{of}"
+    )
+    yield f"made of:   {biggest(estimate.components)} GiB"
+    if estimate.why:
+        yield f"too much:  {estimate.why}"
+
+
+def _untried(case: Case, plan: Plan) -> Iterator[str]:
+    reasons = list(_dominated(case, plan))
+    if reasons:
+        yield "answer:    dominated: not tried, and not expected to win"
+        yield from (f"because:   {reason}" for reason in reasons)
+    else:
+        yield "answer:    untried"
+    yield from _expected(case, plan)
+    place = [f"study={case.directory.path.name}"]  # beside the others, in one table
+    if (studies := case.directory.path.absolute().parent) != Path("studies").absolute():
+        place.append(f"studies_dir={studies}")
+    yield f"try it:    {reproduce_command([*case.planned.overrides, *place])}"
+
+
+def _dominated(case: Case, plan: Plan) -> Iterator[str]:
+    """All of it by estimates that have learned from the study."""
+    estimate = case.expectation.learned.estimate(plan)
+    failed = [
+        (case.expectation.learned.estimate(trial.plan), trial)
+        for trial in case.trials
+        if trial.plan is not None and _ran_out(trial)
+    ]
+    beyond = [each for each in failed if each[0].needed_bytes <= estimate.needed_bytes]
+    if beyond:
+        least, trial = min(beyond, key=lambda each: each[0].needed_bytes)
+        yield (
+            f"it needs {gib(estimate.needed_bytes)} GiB, {_name(trial)} needs {gib(least.needed_bytes)} "
+            f"GiB (both estimated), and ran out of memory"
+        )
+    ranked = case.measured()
+    if ranked and case.value(estimate) < ranked[0][0]:
+        best, trial = ranked[0]
+        value = case.value(estimate)
+        yield (
+            f"it is estimated at {speed(value)} {case.unit}, {1 - value / best:.1%} below "
+            f"{_name(trial)}, which was measured at {speed(best)}"
+        )
+
+
+def _ran_out(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.GPU_OOM
+
+
+def _expected(case: Case, plan: Plan) -> Iterator[str]:
+    learned = case.expectation.learned
+    yield f"cold:      {_figures(case, case.expectation.cold.estimate(plan))}"
+    estimate = learned.estimate(plan)
+    if learned.observations:
+        yield f"learned:   {_figures(case, estimate)}"
+    yield from _memory(estimate)
+    yield f"estimates: {case.expectation.basis}"
+
+
+def _figures(case: Case, estimate: Estimate) -> str:
+    return (
+        f"{VERDICTS[estimate.fit]}, {speed(case.value(estimate))} {case.unit}, "
+        f"{estimate.step_s * 1e3:,.0f} ms a step, peak {gib(estimate.peak_bytes)} GiB"
+    )

@@ -1,0 +1,103 @@
+"""What other studies have seen of the same model on the same machine, for estimates to learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from sweeps.config.fields import flat_default
+from train_entry.contract import (
+    Failure,
+    FailureKind,
+    Measurement,
+    ModelShape,
+    Scalar,
+    State,
+    StudyDir,
+    StudyRecord,
+    Trial,
+    read_document,
+)
+
+MOST_TRIALS = 100
+# Beside model and versions, what changes memory or time and is part of no plan.
+SAME_KEYS = ("cluster.nodes", "measure.update_norms")
+
+Record = TypeVar("Record")
+
+
+def earlier_trials(studies_dir: Path, record: StudyRecord) -> list[Trial]:
+    """Trials of other studies that had an estimate and say how good it was: the newest, oldest first.
+
+    Only reads. What is no study, or cannot be read, is passed over.
+    """
+    found = (
+        trial
+        for directory in _newest_first(studies_dir)
+        if directory.path.name != record.name and _is_alike(_read(directory.record, StudyRecord), record)
+        for trial in _telling(directory)
+    )
+    return list(islice(found, MOST_TRIALS))[::-1]
+
+
+def _newest_first(studies_dir: Path) -> list[StudyDir]:
+    """By the time a study was last begun or resumed: good enough for an order."""
+    dated: list[tuple[float, StudyDir]] = []
+    for path in studies_dir.glob("*/study.json"):
+        try:
+            dated.append((path.stat().st_mtime, StudyDir(path.parent)))
+        except OSError:
+            continue
+    return [directory for _, directory in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+
+
+def _is_alike(other: StudyRecord | None, record: StudyRecord) -> bool:
+    """Whether its trials would need as much, and take as long, in this study. A copy of this study is it."""
+    if other is None or other.name == record.name:
+        return False
+    return (
+        _shape(other.model) == _shape(record.model)
+        and dict(other.versions) == dict(record.versions)
+        and all(_asked(other, key) == _asked(record, key) for key in SAME_KEYS)
+    )
+
+
+def _shape(model: ModelShape) -> ModelShape:
+    """Neither its name nor where its weights come from makes a difference."""
+    return dataclasses.replace(model, name="", path=None)
+
+
+def _asked(record: StudyRecord, key: str) -> Scalar:
+    """A key that is younger than the study had its default's effect."""
+    value: Scalar = record.asked.get(key, flat_default(key))
+    return value
+
+
+def _telling(directory: StudyDir) -> Iterator[Trial]:
+    """The latest trials first, read one at a time."""
+    for place in reversed(directory.trials()):
+        trial = _read(place.record, Trial)
+        if trial is not None and _tells(trial):
+            yield trial
+
+
+def _tells(trial: Trial) -> bool:
+    """Whether it was estimated, and then ran to an end that shows its memory; each job counts once."""
+    if trial.estimate is None or trial.plan is None or not trial.state.is_closed:
+        return False
+    if trial.state in (State.REUSED, State.SUSPECT):
+        return False
+    match trial.outcome:
+        case Measurement() | Failure(kind=FailureKind.GPU_OOM):
+            return True
+    return False
+
+
+def _read(path: Path, cls: type[Record]) -> Record | None:
+    try:
+        return read_document(path, cls)
+    except (OSError, ValueError):  # torn, not UTF-8, of another version, not permitted
+        return None

@@ -1,0 +1,170 @@
+"""A dry run as people read it: a line a legal plan, the best first; then what is wrong with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from sweeps.cautions import cautions
+from sweeps.display import as_typed
+from sweeps.listing import BrokenRule, LegalPoint, Listing, Wasteful
+from sweeps.listing_words import (
+    GROUPS,
+    OBJECTIVES,
+    OTHER,
+    VERDICTS,
+    by_group,
+    gib,
+    limit_bytes,
+    shortfall,
+    speed,
+)
+from train_entry.contract import Fit
+
+GAP = "  "  # between two columns
+# Heads of narrow columns, a line break at each newline.
+SPLIT = {"optimizer": "opti-\nmizer", "gradients": "gradi-\nents", "activations": "activa-\ntions"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Column:
+    head: str  # lines
+    text: Callable[[LegalPoint], str]
+    is_text: bool = False  # to the left
+
+
+def show_listing(listing: Listing, stream: TextIO) -> None:
+    """Print it: legal plans, a line each; which waste ranks; broken rules; totals. No line is cut off."""
+    notes = (*map(_caution_text, listing.wasteful), *map(_rule_text, listing.broken))
+    for line in (*_table(listing), *notes, *_how(listing), *totals(listing)):
+        print(line, file=stream)
+
+
+def totals(listing: Listing) -> list[str]:
+    """How many points there are, were looked at, are legal, and fit."""
+    rejected = listing.looked_at - len(listing.legal)
+    repeats = len(listing.legal) - listing.distinct
+    same = f" ({repeats:,} the same job as another)" if repeats else ""
+    points = f"{listing.looked_at:,} point{'' if listing.looked_at == 1 else 's'}"
+    lines = [f"{points}: {len(listing.legal):,} legal{same}, {rejected:,} rejected"]
+    sample = f"a sample, by search.seed={listing.seed}"
+    if listing.points is None:
+        lines.append(f"{sample}: the space is infinite; these are corners of it and random points")
+    elif listing.points > listing.looked_at:
+        lines.append(f"{sample}: the space has {listing.points - listing.looked_at:,} more points")
+    return lines
+
+
+def aligned(rows: Iterable[Sequence[str]], lefts: Sequence[bool]) -> Iterator[str]:
+    """Lines of columns as wide as their widest cell, some to the left.
+
+    Rich takes milliseconds a row, and there may be thousands.
+    """
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = (
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(row, widths, lefts, strict=True)
+        )
+        yield GAP.join(padded).rstrip()
+
+
+def headed(heads: Sequence[str], rows: Iterable[Sequence[str]], lefts: Sequence[bool]) -> list[str]:
+    """A table: heads of several lines, ending at the same height, a rule, the rows."""
+    split = [head.split("\n") for head in heads]
+    height = max(map(len, split))
+    head_rows = list(zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True))
+    lines = list(aligned([*head_rows, *rows], lefts))
+    return [*lines[:height], "─" * max(map(len, lines)), *lines[height:]]
+
+
+def _rule_text(broken: BrokenRule) -> str:
+    reason = broken.example
+    source = f" [{reason.source}]" if reason.source else ""
+    return f"rejected ({broken.count:,}) by {reason.rule}, for example: {reason.text}{source}"
+
+
+def _caution_text(wasteful: Wasteful) -> str:
+    caution = wasteful.example
+    return f"wasteful ({wasteful.count:,}) by {caution.name}, for example: {caution.text}"
+
+
+def _how(listing: Listing) -> Iterator[str]:
+    if not listing.legal:
+        return
+    if listing.basis:
+        yield f"estimates: {listing.basis}"
+    counts = (f"{listing.count(fit):,} {VERDICTS[fit]}" for fit in Fit if listing.count(fit))
+    yield f"{', '.join(counts)}; memory is that of the fullest rank in its worst phase"
+
+
+def _table(listing: Listing) -> Iterator[str]:
+    if not listing.legal:
+        return
+    columns = _columns(listing)
+    rows = [tuple(column.text(found) for column in columns) for found in listing.legal]
+    yield from headed([column.head for column in columns], rows, [column.is_text for column in columns])
+    yield ""
+
+
+def _columns(listing: Listing) -> list[_Column]:
+    """A strategy that varies has no column of its knob: the plan's own says more."""
+    knobs = [knob for knob in listing.knobs if knob != "strategy"]
+    objective = listing.objective
+    return [
+        _Column(head="#", text=lambda found: str(found.number)),
+        _Column(head="strategy", text=lambda found: found.plan.strategy, is_text=True),
+        *(_knob_column(knob) for knob in knobs),
+        _Column(head="accumulation", text=lambda found: str(found.plan.grad_accum)),
+        _Column(
+            head=OBJECTIVES[objective].replace("s/G", "s\n/G"),
+            text=lambda found: speed(getattr(found.estimate, objective)),
+        ),
+        _Column(head="step\nms", text=lambda found: _milliseconds(found.estimate.step_s)),
+        _Column(head="peak\nGiB", text=lambda found: gib(found.estimate.peak_bytes)),
+        _Column(head=_needed_head(listing), text=lambda found: gib(found.estimate.needed_bytes)),
+        *_group_columns(listing),
+        _Column(head="verdict", text=lambda found: VERDICTS[found.estimate.fit], is_text=True),
+        _Column(head="", text=_remarks, is_text=True),
+    ]
+
+
+def _knob_column(knob: str) -> _Column:
+    return _Column(
+        head=knob.replace(".", ".\n").replace("_", "_\n"),
+        text=lambda found: as_typed(found.point[knob]) if knob in found.point else "",
+    )
+
+
+def _needed_head(listing: Listing) -> str:
+    """With the limit, which is the same for all plans of a study."""
+    limit = limit_bytes(listing.legal[0].estimate)
+    return "needed\nGiB" if limit is None else f"needed\nof {gib(limit)}\nGiB"
+
+
+def _group_columns(listing: Listing) -> list[_Column]:
+    """What the peak is made of; nothing where no plan has any of it."""
+    found = set().union(*(by_group(one.estimate.components) for one in listing.legal))
+    return [_group_column(group) for group in (*GROUPS, OTHER) if group in found]
+
+
+def _group_column(group: str) -> _Column:
+    def text(found: LegalPoint) -> str:
+        count = by_group(found.estimate.components).get(group, 0)
+        return gib(count) if count else ""
+
+    return _Column(head=SPLIT.get(group, group), text=text)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+
+
+def _remarks(found: LegalPoint) -> str:
+    """Why it does not fit, and what else there is to say."""
+    marks = [shortfall(found.estimate)] if found.estimate.why else []
+    marks += ["wasteful"] if cautions(found.plan) else []
+    marks += [f"same as #{found.same_as}"] if found.same_as else []
+    return ", ".join(marks)
