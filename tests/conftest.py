@@ -49,9 +49,9 @@ class CommandLine:
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, limit_s: float = 280) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=280)
+        out, err = process.communicate(timeout=limit_s)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def end(self) -> None:

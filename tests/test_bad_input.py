@@ -15,13 +15,13 @@ MISTAKES = {
     "a study-level key swept": (["-m", "limits.trials=1,2"], "fixed within a study"),
     "an unknown choice": (
         ["strategy=zero9"],
-        "ddp, hybrid_3d, pp2, pp_zero1, tp2, tp_zero1, zero0, zero1, zero2, zero2_offload, zero3, zero3_nvme, "
-        "zero3_offload",
+        "ddp, hybrid_3d, pp2, pp_zero1, tp2, tp_zero1, zero0, zero1, zero2, zero2_offload, zero3, "
+        "zero3_nvme, zero3_offload",
     ),
     "an unknown choice, swept": (
         ["-m", "strategy=zero1,zero9"],
-        "ddp, hybrid_3d, pp2, pp_zero1, tp2, tp_zero1, zero0, zero1, zero2, zero2_offload, zero3, zero3_nvme, "
-        "zero3_offload",
+        "ddp, hybrid_3d, pp2, pp_zero1, tp2, tp_zero1, zero0, zero1, zero2, zero2_offload, zero3, "
+        "zero3_nvme, zero3_offload",
     ),
     "an unknown space": (
         ["-m", "space=[zero,bucket]"],

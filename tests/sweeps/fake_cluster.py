@@ -24,6 +24,7 @@ from train_entry.contract import (
     ExitReason,
     Failure,
     FailureKind,
+    MemoryPeak,
     Phase,
     RankExit,
     RankOutcome,
@@ -42,8 +43,9 @@ Script = Callable[[AttemptDir, TrialSpec], None]  # writes what the job leaves
 Found = TypeVar("Found")
 
 
-def measured(tokens_per_s: float) -> Script:
+def measured(tokens_per_s: float, peak_bytes: int = 100) -> Script:
     """Every rank measures, at so many tokens a second over all ranks."""
+    peak = MemoryPeak(allocated_bytes=peak_bytes, reserved_bytes=peak_bytes)
 
     def write(attempt: AttemptDir, spec: TrialSpec) -> None:
         step_s = spec.plan.tokens_per_step / tokens_per_s
@@ -55,7 +57,7 @@ def measured(tokens_per_s: float) -> Script:
                 StepMetrics(step=step, tokens=tokens, loss=5.0 / step, step_s=step_s, lr=1e-3, timed=True),
             )
         for rank in range(spec.plan.ranks):
-            _end(attempt, rank, a_rank_measurement(rank=rank, step_s=(step_s, step_s)))
+            _end(attempt, rank, a_rank_measurement(rank=rank, step_s=(step_s, step_s), steady=peak))
 
     return write
 

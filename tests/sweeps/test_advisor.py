@@ -10,10 +10,22 @@ import pytest
 
 from sweeps.advisor import knobs_of, plan_of
 from sweeps.config.compose import Composer
+from sweeps.forecast import Forecaster, hardware_for
+from sweeps.gate import room_of
 from sweeps.machine import Gpu, Machine, Nvme
 from sweeps.models import model_shape
 from sweeps.planner import Planner
-from sweeps.remedies import Candidate, Changes, advise, known, nothing_left, remedies_for
+from sweeps.remedies import (
+    Candidate,
+    Changes,
+    Grounds,
+    Option,
+    advise,
+    known,
+    nothing_left,
+    options,
+    remedies_for,
+)
 from sweeps.verdicts import state_of
 from tests.examples import a_measurement, a_trial
 from train_entry.contract import Advice, Failure, FailureKind, Measurement, Scalar, Trial
@@ -29,7 +41,10 @@ class Lab:
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model = model_shape(self.composer.compose().model)
+        config = self.composer.compose()
+        room = room_of(config.cluster, config.gate, self.machine)
+        self.model = model_shape(config.model)
+        self.forecaster = Forecaster(self.model, hardware_for(self.machine), room, config.gate)
         self.planner = Planner(self.composer, self.model, self.machine, "mine")
         self.made: dict[tuple[frozenset[tuple[str, Scalar]], ...], Candidate | None] = {}
         self.ended({}, self.kind)
@@ -55,9 +70,21 @@ class Lab:
         )
         self.trials.append(trial)
 
+    @property
+    def grounds(self) -> Grounds:
+        return Grounds(
+            device=self.machine.device,
+            model=self.model,
+            plan_of=self.plans,
+            expect=self.forecaster.estimate,
+            tried=known(self.trials),
+        )
+
+    def options(self) -> list[Option]:
+        return list(options(self.trials[0], self.grounds))
+
     def advice(self) -> Advice | None:
-        first = self.trials[0]
-        return advise(first, self.machine.device, self.model, self.plans, known(self.trials))
+        return advise(self.trials[0], self.grounds)
 
     def until_nothing_is_left(self) -> list[str]:
         """Names of the remedies, where each that is tried fails as the trial itself did."""
