@@ -122,13 +122,13 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
         study = open_study(session.directory, session.record, session.config.accept_versions)
         tracker, browser = open_tracker(session, study)
         ledger = Ledger(session.directory)
-        launched = ledger.launched
+        known = work_on_record(ledger)
         for trial in ledger.trials:  # what an earlier start could not record; what is known costs little
             if trial.state.is_closed:
                 tracker.record(trial, shown_attempt(session.directory.trial(trial.number), trial))
         reason = search(session, ledger, display, tracker)
         tracker.close()
-        return report(session, ledger, reason, browser, fresh=ledger.launched > launched)
+        return report(session, ledger, reason, browser, fresh=work_on_record(ledger) > known)
 
 
 def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Session:
@@ -182,10 +182,15 @@ def list_only(session: Session) -> int:
         session.record.objective,
         basis(hardware_for(session.machine), forecaster.room, config.gate, forecaster.observations),
     )
-    show_listing(listing, sys.stdout)
     if to is not None:
         write_listing(listing, to)
-        print(f"written to {to}")
+    try:
+        show_listing(listing, sys.stdout)
+        if to is not None:
+            print(f"written to {to}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
     return OK if listing.legal else NO_FEASIBLE_TRIAL
 
 
@@ -263,6 +268,11 @@ class Interrupt:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
+
+
+def work_on_record(ledger: Ledger) -> int:
+    """Grows whenever a trial is opened or launched."""
+    return sum(1 + trial.attempts for trial in ledger.trials)
 
 
 def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[str], fresh: bool) -> int:
