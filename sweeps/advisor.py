@@ -11,8 +11,8 @@ from sweeps.config.fields import flatten
 from sweeps.config.validate import CONF
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
-from sweeps.remedies import Candidate, Changes, PlanOf, advise, known
-from train_entry.contract import Advice, ModelShape, Plan, Scalar, Trial
+from sweeps.remedies import Candidate, Changes, Expect, Grounds, PlanOf, advise, known
+from train_entry.contract import Advice, Plan, Scalar, Trial, TrialSpec
 
 PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
 
@@ -28,10 +28,17 @@ def plan_of(plan: PlanPoint, values: Mapping[str, Scalar]) -> PlanOf:
 
 
 def advice_for(
-    trial: Trial, device: str, model: ModelShape, plan: PlanPoint, trials: Iterable[Trial]
+    trial: Trial, spec: TrialSpec, plan: PlanPoint, expect: Expect, trials: Iterable[Trial]
 ) -> Advice | None:
-    """What to try after a trial that ran out of memory; None for any other."""
-    return advise(trial, device, model, plan_of(plan, trial.values), known(trials))
+    """What to try after a trial, launched as specified, that ran out of memory; None for any other."""
+    grounds = Grounds(
+        device=spec.device,
+        model=spec.model,
+        plan_of=plan_of(plan, trial.values),
+        expect=expect,
+        tried=known(trials),
+    )
+    return advise(trial, grounds)
 
 
 @functools.cache

@@ -341,6 +341,7 @@ class StudyLoop:
             lost = self.ledger[number].lost + (not _is_cancelled(outcome))
             self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
+            self.admission.learn(dataclasses.replace(self.ledger[number], outcome=outcome))
             self._close(
                 number,
                 state=state_of(outcome),
@@ -352,7 +353,7 @@ class StudyLoop:
 
     def _advice(self, number: int, outcome: Outcome, spec: TrialSpec) -> Advice | None:
         trial = dataclasses.replace(self.ledger[number], outcome=outcome)
-        return advice_for(trial, spec.device, spec.model, self.planner.plan, self.ledger.trials)
+        return advice_for(trial, spec, self.planner.plan, self.admission.estimate, self.ledger.trials)
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
         if _is_cancelled(outcome) or self._is_retried(number, outcome):
@@ -371,10 +372,7 @@ class StudyLoop:
         return self.ledger[number].lost < self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
-        trial = self.ledger.change(number, closed_at=self.clock.now(), **changes)
-        if trial.state is not State.REUSED:
-            self.admission.learn(trial)
-        self._tell(trial)
+        self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
 
     def _tell(self, trial: Trial) -> None:
         """The sampler, then the observer, hear of a closed trial that is on record."""

@@ -49,6 +49,7 @@ PURE_NAMES = (
     "gate",
     "forecast",
     "admission",
+    "cautions",
 )
 PURE = [path for path in sources("sweeps") if Path(path).parts[1].removesuffix(".py") in PURE_NAMES]
 

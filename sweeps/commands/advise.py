@@ -10,10 +10,13 @@ from sweeps.cluster.devices import detect, find_gpus
 from sweeps.config.compose import open_composer
 from sweeps.errors import ConfigError, SweepError
 from sweeps.export import reproduce_command
+from sweeps.forecast import Forecaster, hardware_for
+from sweeps.gate import room_of
 from sweeps.ledger import Ledger
+from sweeps.listing_words import VERDICTS, gib, limit_bytes
 from sweeps.machine import Machine
 from sweeps.planner import Planner
-from sweeps.remedies import ALL, Option, PlanOf, known, nothing_left, options, under_way
+from sweeps.remedies import ALL, Grounds, Option, known, nothing_left, options, under_way
 from train_entry.contract import (
     Advice,
     Failure,
@@ -77,32 +80,43 @@ def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str
 def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial) -> Iterator[str]:
     """Judged anew by what the study has tried since; as it was advised then, where that cannot be done."""
     try:
-        machine, plans = _planner(record, trial)
+        machine, grounds = _grounds(record, ledger.trials, trial)
     except SweepError as error:
         yield from _stored(directory, trial, str(error).splitlines()[0])
         return
-    unchanged = plans({}, {})
+    unchanged = grounds.plan_of({}, {})
     if unchanged is None or unchanged.fingerprint != trial.fingerprint:
         yield from _stored(directory, trial, f"here ({machine.device_name}) its overrides make another plan")
         return
-    found = list(options(trial, machine.device, record.model, plans, known(ledger.trials)))
-    tried = [option for option in found if option.tried is not None]
-    for option in tried:
-        yield f"tried:    {_changes(option.advice)}: {_came_to(option)}"
-    if len(tried) < len(found):
+    found = list(options(trial, grounds))
+    for option in found:
+        if not option.is_open:
+            yield _passed(option)
+    if found and found[-1].is_open:
         same = under_way(ledger.trials).get(found[-1].candidate.fingerprint)
-        yield from _advice(directory, found[-1].advice, same)
-    elif any(_fits(option) for option in tried):
+        yield from _advice(directory, found[-1].advice, same, found[-1])
+    elif any(_fits(option) for option in found):
         yield "next:     nothing is left to try; see above what fits"
     else:
-        yield f"next:     {nothing_left(trial, machine.device)}"
+        yield f"next:     {nothing_left(trial, machine.device, found)}"
 
 
-def _planner(record: StudyRecord, trial: Trial) -> tuple[Machine, PlanOf]:
-    """Composes the trial alone, by its own overrides."""
+def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tuple[Machine, Grounds]:
+    """Composes the trial alone, by its own overrides; expects what the study has taught."""
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(trial.overrides)
-    machine = detect(composer.compose().cluster)
-    return machine, plan_of(Planner(composer, record.model, machine, record.name).plan, {})
+    config = composer.compose()
+    machine = detect(config.cluster)
+    room = room_of(config.cluster, config.gate, machine)
+    forecaster = Forecaster(record.model, hardware_for(machine), room, config.gate)
+    forecaster.learn(trials)
+    grounds = Grounds(
+        device=machine.device,
+        model=record.model,
+        plan_of=plan_of(Planner(composer, record.model, machine, record.name).plan, {}),
+        expect=forecaster.estimate,
+        tried=known(trials),
+    )
+    return machine, grounds
 
 
 def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
@@ -113,10 +127,14 @@ def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
         yield from _advice(directory, trial.advice)
 
 
-def _advice(directory: StudyDir, advice: Advice, same: Trial | None = None) -> Iterator[str]:
-    """`same`: a trial that tries it already."""
+def _advice(
+    directory: StudyDir, advice: Advice, same: Trial | None = None, option: Option | None = None
+) -> Iterator[str]:
+    """`same`: a trial that tries it already; `option`: what it was taken from, with what to expect."""
     yield f"next:     {_changes(advice)}"
     yield f"because:  {advice.why}"
+    if option is not None:
+        yield f"expected: {_expected(option)}"
     if remedy := ALL.get(advice.remedy):
         yield f"it does:  {remedy.explanation}"
         yield f"it costs: {remedy.cost}"
@@ -133,13 +151,30 @@ def _changes(advice: Advice) -> str:
     return " ".join(text for text in advice.overrides if text.partition("=")[0] in advice.changes)
 
 
-def _came_to(option: Option) -> str:
-    trial = option.tried
-    assert trial is not None, "only options that were tried came to something"
+def _expected(option: Option) -> str:
+    """Whether its plan fits, and what it needs."""
+    said = option.expected
+    needs = f"peak {gib(said.peak_bytes)} GiB ({said.phase}), needed {gib(said.needed_bytes)}"
+    text = f"{VERDICTS[said.fit]}: {needs}{_of(limit_bytes(said))} GiB a rank"
+    if option.candidate.plan.offload.devices:
+        text += f"; {gib(said.host_bytes)}{_of(said.host_limit_bytes)} GiB of the node's host memory"
+    return text
+
+
+def _of(limit: int | None) -> str:
+    return "" if limit is None else f" of {gib(limit)}"
+
+
+def _passed(option: Option) -> str:
+    """What came of a remedy, or why it is not worth a launch."""
+    changes, trial = _changes(option.advice), option.tried
+    if trial is None:
+        return f"skipped:  {changes}: {option.expected.why}"
     if isinstance(trial.outcome, Measurement):
-        return f"trial {trial.number:04d} fits, {trial.outcome.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        speed = f"{trial.outcome.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        return f"tried:    {changes}: trial {trial.number:04d} fits, {speed}"
     kind = trial.outcome.kind if isinstance(trial.outcome, Failure) else trial.state
-    return f"trial {trial.number:04d} ended with {kind}"
+    return f"tried:    {changes}: trial {trial.number:04d} ended with {kind}"
 
 
 def _fits(option: Option) -> bool:

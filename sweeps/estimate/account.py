@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Which fitted factor scales a component (memory_fit.py); all others are counted exactly, from shapes.
 ACTIVATIONS = "activations"
@@ -76,6 +76,12 @@ def scaled(name: str, count: float, factor: str = "") -> Component:
     if count < 1:
         return NOTHING
     return Component(name=name, bytes=int(count), factor=factor)
+
+
+def enlarged(one: PhaseMemory, ratio: float) -> PhaseMemory:
+    """With all components so many times as large."""
+    parts = [replace(part, bytes=int(part.bytes * ratio)) for part in one.components]
+    return PhaseMemory(phase=one.phase, components=tuple([part for part in parts if part.bytes]))
 
 
 def phase(name: str, held: Iterable[Component], *more: Component) -> PhaseMemory:

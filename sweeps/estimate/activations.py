@@ -63,9 +63,9 @@ def saved(plan: Plan, model: ModelShape) -> Saved:
     return Saved(
         block=tokens * width + scores,
         block_input=tokens * model.hidden * residual,
-        # The product's gradient and those of its two factors, less the product, which is gone by then; the
-        # residual stream's, and a norm's in fp32.
-        backward=tokens * (2 * wide * model.ffn / plan.tensor + (residual + FP32_BYTES) * model.hidden)
+        # While the feed-forward part is gone through: the product's gradient and those of its two factors,
+        # less the product, which is gone by then. A norm's, in fp32 beside the residual stream's, come later.
+        backward=tokens * max(2 * wide * model.ffn / plan.tensor, (residual + FP32_BYTES) * model.hidden)
         + 1.5 * scores,
         outside=tokens * model.hidden * _outside(wide, autocast, has_gate),
         logits=tokens * model.vocab * (COMPILED_LOGITS_BYTES if plan.compile else LOGITS_BYTES),

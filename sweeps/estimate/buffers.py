@@ -41,6 +41,17 @@ def buckets(plan: Plan, kept: States, share: Share) -> float:
             return 0.0
 
 
+def pipeline_bucket(plan: Plan, kept: States) -> float:
+    """One bucket more, of the full size, while a pipeline's gradients are reduced.
+
+    stage_1_and_2.py, reduce_gradients: it "must create ipg buffer, since backward is handled outside zero",
+    beside the one that setup_buckets made before the backward pass all the same.
+    """
+    if kept.wrapper is not Wrapper.ZERO12 or plan.pipeline == 1 or not plan.zero.contiguous_gradients:
+        return 0.0
+    return float(plan.zero.reduce_bucket_size) * kept.wide
+
+
 def partition_copy(plan: Plan, kept: States) -> float:
     """Where reduced gradients of the rank's own part go, allocated when a bucket fills.
 

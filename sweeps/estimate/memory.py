@@ -23,10 +23,12 @@ from sweeps.estimate.account import (
     Memory,
     PhaseMemory,
     StageMemory,
+    enlarged,
     phase,
     scaled,
 )
 from sweeps.estimate.activations import Saved, saved
+from sweeps.estimate.classes import PlanClass, class_of
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.host import PROCESS_BYTES, host_bytes, nvme_bytes
 from sweeps.estimate.share import Share, shares
@@ -52,6 +54,8 @@ class MemoryFactors:
     # of it neither allocated nor enough for what was asked, once with 3.7; the fullest that ran left 4.6.
     fragmentation: float = 0.05
     context: float = 1.0  # of what lies outside of torch's allocator
+    # What is left for a kind of plans once the factors above are set.
+    by_class: tuple[tuple[PlanClass, float], ...] = ()
     spread: float = 0.03  # standard deviation of the logarithm of measured over estimated
     observations: int = 0
 
@@ -65,6 +69,7 @@ EXPANDABLE_GAPS = 0.3
 def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: MemoryFactors = COLD) -> Memory:
     """All memory that a plan needs: of its devices, the fullest node's host memory, and its disk."""
     kept = saved(plan, model)
+    ratio = dict(factors.by_class).get(class_of(plan), 1.0)
     stages = []
     for share in shares(plan, model):
         held = states(plan, share)
@@ -77,7 +82,10 @@ def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: Memory
             hardware=hardware,
             factors=factors,
         )
-        stages.append(StageMemory(stage=share.stage, phases=tuple(parts.phases())))
+        phases = tuple(parts.phases())
+        if ratio != 1:
+            phases = tuple([enlarged(each, ratio) for each in phases])
+        stages.append(StageMemory(stage=share.stage, phases=phases))
     peak = max([stage.peak.total for stage in stages])
     return Memory(
         stages=tuple(stages),
@@ -139,13 +147,26 @@ class _Parts:
             # _release_ipg_buffers where gradients are reduced); ZeRO-2's with each.
             stays = [bucket] if plan.zero.stage == 1 and plan.grad_accum > 1 else []
             yield phase("loss", passing, between, *stays, *self._kept(1.0), self._logits())
-        yield phase("backward", passing, between, bucket, *self._kept(1.0), *self._working(at_head=True))
-        yield self._reduction(passing, bucket)
+        yield from self._backward(passing, between, bucket)
+        yield from self._reduction(passing, bucket)
         gradients = scaled("gradients for the step", buffers.step_gradients(held))
         copies = scaled("gradient copies", buffers.conversion(held) * self.factors.optimizer_step, STEP)
         yield phase("conversion", base, gradients, copies)
         temporaries = buffers.optimizer_temporaries(plan, held, self.hardware)
         yield phase("step", base, gradients, self._temporaries(temporaries))
+
+    def _backward(
+        self, passing: list[Component], between: Component, bucket: Component
+    ) -> Iterator[PhaseMemory]:
+        """A micro-batch's last block, with gradients of earlier ones. With all of a step in flight at once
+        there are none of these yet: first come all activations, then gradients and one micro-batch less.
+        """
+        in_flight, working = self.share.in_flight, self._working(at_head=True)
+        adds_nothing = self.held.wrapper is not Wrapper.BF16  # whose gradients stay from step to step
+        if 1 < in_flight == self.plan.grad_accum and adds_nothing:
+            yield phase("backward", passing, bucket, *self._kept(1.0), *working)
+            in_flight -= 1
+        yield phase("backward", passing, between, bucket, *self._kept(1.0, in_flight), *working)
 
     def _base(self) -> list[Component]:
         plan, held, share = self.plan, self.held, self.share
@@ -196,15 +217,18 @@ class _Parts:
                 made = max(count * (FP32_BYTES - wide), count * wide, held.part * (wide + FP32_BYTES))
                 return phase("start", fixed, scaled("copies", made))
 
-    def _kept(self, left: float) -> list[Component]:
+    def _kept(self, left: float, in_flight: int | None = None) -> list[Component]:
         """Activations when a share of the blocks is still to be gone through backward."""
         plan, share, kept = self.plan, self.share, self.kept
         every, factor = plan.checkpoint_every, self.factors.activations
         recomputed = -(-share.blocks // every) if every else 0
-        passes = share.in_flight - 1 + left
+        passes = (in_flight or share.in_flight) - 1 + left
         whole = (share.blocks - recomputed) * kept.block * passes
         outside = kept.outside if share.has_head and left == 1 else 0.0
-        sent = 2 * kept.hidden * share.in_flight if plan.pipeline > 1 else 0.0
+        # deepspeed/runtime/pipe/engine.py: each micro-batch's input, unless it is tokens, and output; one
+        # buffer to receive inputs in, and one for gradients.
+        ends = (not share.has_embedding) + (not share.has_head)
+        sent = ends * (share.in_flight + 1) * kept.hidden
         if share.has_head and plan.pipeline > 1:
             sent += self._kept_logits()
         return [
@@ -227,7 +251,8 @@ class _Parts:
         again = kept.block if self.plan.checkpoint_every else 0.0
         head = share.head_parameters * self.held.wide if at_head else 0.0
         working = max(head, (again + kept.backward) * factor)
-        return [scaled("backward", kept.hidden * factor + working, ACTIVATIONS)]
+        gradient = kept.hidden * factor if share.has_head else 0.0  # else it lies where it was received
+        return [scaled("backward", gradient + working, ACTIVATIONS)]
 
     def _logits(self) -> Component:
         return scaled("logits", self.kept.logits * self.factors.logits, LOGITS)
@@ -235,24 +260,31 @@ class _Parts:
     def _temporaries(self, count: float) -> Component:
         return scaled("optimizer temporaries", count * self.factors.optimizer_step, STEP)
 
-    def _reduction(self, passing: list[Component], bucket: Component) -> PhaseMemory:
-        """The first full bucket is reduced, or, where that waits for the end, all gradients are."""
+    def _reduction(self, passing: list[Component], bucket: Component) -> Iterator[PhaseMemory]:
+        """The first full bucket is reduced: while gradients still come, or, where that waits, after the last.
+
+        Gradients move into the bucket one by one and are then gone from where they were.
+        """
         plan, held, share = self.plan, self.held, self.share
-        copies = [
-            bucket,
+        added = [
             scaled("gradients of the part", buffers.partition_copy(plan, held)),
             scaled("reduction copy", buffers.reduction_copy(plan, held, share)),
         ]
         is_zero1 = held.wrapper is Wrapper.ZERO12 and plan.zero.stage == 1
-        if held.wrapper in (Wrapper.PLAIN, Wrapper.UNFUSED, Wrapper.BF16) or (
-            is_zero1 and not plan.zero.overlap_comm
-        ):
+        filled = min(float(plan.zero.reduce_bucket_size), share.parameters)
+        waiting = held.between * (1 - filled / share.parameters if is_zero1 else 1)
+        if held.wrapper in (Wrapper.PLAIN, Wrapper.UNFUSED, Wrapper.BF16):
             # BF16_Optimizer has added the weights' own gradients to its flat ones by then.
             whole = share.parameters * held.wide if held.wrapper is Wrapper.BF16 else held.between
-            return phase("reduction", passing, scaled("accumulated gradients", whole), *copies)
-        filled = min(float(plan.zero.reduce_bucket_size), share.parameters)
-        gone = (filled - share.head_parameters) / max(1.0, share.blocks * share.block_parameters)
-        left = 1 - min(1.0, max(0.0, gone))
-        waiting = held.between * (1 - filled / share.parameters if is_zero1 else 1)
-        between = scaled("accumulated gradients", waiting if plan.grad_accum > 1 else 0)
-        return phase("reduction", passing, between, *copies, *self._kept(left), *self._working(at_head=False))
+            yield phase("reduction", passing, scaled("accumulated gradients", whole), bucket, *added)
+        elif is_zero1 and not plan.zero.overlap_comm:
+            again = scaled("pipeline bucket", buffers.pipeline_bucket(plan, held))
+            buckets = [bucket, again]
+            yield phase("reduction", passing, scaled("accumulated gradients", held.between), *buckets)
+            yield phase("reduction", passing, scaled("accumulated gradients", waiting), *buckets, *added)
+        else:
+            gone = (filled - share.head_parameters) / max(1.0, share.blocks * share.block_parameters)
+            left = 1 - min(1.0, max(0.0, gone))
+            between = scaled("accumulated gradients", waiting if plan.grad_accum > 1 else 0)
+            blocks = [*self._kept(left), *self._working(at_head=False)]
+            yield phase("reduction", passing, between, bucket, *added, *blocks)

@@ -4,6 +4,9 @@ Least squares on relative errors, each factor drawn to its default as strongly a
 observations correct what they can see and leave the rest; large errors count linearly (Huber 1964), so one
 odd observation moves little. A plan that ran out of memory says that it needed more than its limit: it counts
 while the estimate says less. One that ran says that it fits.
+
+The factors are shared by all plans, so a kind of plans that is counted wrongly must not bend them:
+observations that they cannot explain together count less, and what is left goes to a ratio of that kind's own.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from sweeps.estimate.account import ACTIVATIONS, LOGITS, STEP, Memory, PhaseMemory
+from sweeps.estimate.classes import PlanClass, class_of
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.memory import COLD, MemoryFactors, memory_of
 from train_entry.contract import ModelShape, Plan
@@ -36,6 +40,12 @@ NAMES = tuple(PRIORS)
 CONTEXT_BOUNDS = (0.25, 4.0)
 CONTEXT_WEIGHT = 1.0  # of the default, in observations
 SPREAD_WEIGHT = 4.0  # likewise
+NOISE_WEIGHT = 4.0  # of NOISE, likewise
+CLASS_WEIGHT = 1.0  # of a ratio of 1, likewise
+CLASS_BOUNDS = (0.5, 2.0)
+PASSES = 4
+OVER = 0.01  # a plan that ran out needed more than its limit: by this much
+GROWN = 1.01  # the least by which more noise asks for another pass
 ROUNDS = 20
 SWEEPS = 40
 
@@ -62,6 +72,7 @@ class _Row:
     gaps: float
     peak: float | None
     limit: float | None
+    kind: PlanClass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +101,16 @@ def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors =
     rows = [_row(each) for each in observations if _is_usable(each)]
     if not rows:
         return prior
-    start = tuple(float(getattr(prior, name)) for name in NAMES)
-    values = best = start
-    for _ in range(ROUNDS):
-        errors = [error for row in rows for error in _errors(row, values)]
-        solved = _solve(errors, values, start)
-        # Which phase is the peak, and which limits count, changes with the factors: half a step each time.
-        values = tuple([(old + new) / 2 for old, new in zip(values, solved, strict=True)])
-        best = min(best, values, key=lambda at: _cost(rows, at, start))
+    start = tuple([float(getattr(prior, name)) for name in NAMES])
+    noise, best = NOISE, start
+    for _ in range(PASSES):
+        best = _fitted(rows, best, start, noise)
+        left = _noise_left(rows, best)
+        if left < GROWN * noise:
+            break
+        noise = left
     activations, logits, step, unseen, fragmentation = best
+    ratios = _ratios(rows, best)
     return replace(
         prior,
         activations=activations,
@@ -106,10 +118,59 @@ def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors =
         optimizer_step=step,
         unseen_bytes=unseen,
         fragmentation=fragmentation,
+        by_class=tuple([(kind, ratio) for kind, ratio in ratios.items() if ratio != 1]),
         context=_context(observations, prior),
-        spread=_spread(rows, best, prior),
+        spread=_spread(rows, best, ratios, prior),
         observations=len(rows),
     )
+
+
+def _fitted(
+    rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float
+) -> tuple[float, ...]:
+    """The best factors found from `values` on, where measured peaks have that much noise."""
+    best = values
+    for _ in range(ROUNDS):
+        errors = [error for row in rows for error in _errors(row, values, noise)]
+        solved = _solve(errors, values, start)
+        # Which phase is the peak, and which limits count, changes with the factors: half a step each time.
+        values = tuple([(old + new) / 2 for old, new in zip(values, solved, strict=True)])
+        best = min(best, values, key=lambda at: _cost(rows, at, start, noise))
+    return best
+
+
+def _noise_left(rows: list[_Row], values: tuple[float, ...]) -> float:
+    """Of measured peaks around what these factors make of them: much, where observations contradict."""
+    squares = [_residual(row, values) ** 2 for row in rows if row.peak is not None]
+    return math.sqrt((NOISE_WEIGHT * NOISE**2 + sum(squares)) / (NOISE_WEIGHT + len(squares)))
+
+
+def _residual(row: _Row, values: tuple[float, ...]) -> float:
+    """Logarithm of measured over estimated; of a plan that ran out, of its limit over what it must hold."""
+    estimate = _peak(row, values)[0]
+    if row.peak is not None:
+        return math.log(row.peak / estimate)
+    assert row.limit is not None, "one that ran out is of use with its limit only"
+    return max(0.0, math.log((1 + OVER) * row.limit / (estimate * (1 + values[4] * row.gaps))))
+
+
+def _ratios(rows: list[_Row], values: tuple[float, ...]) -> dict[PlanClass, float]:
+    """Of measured over estimated by kind of plans, few observations nearer to 1.
+
+    Where a kind has only run out, its plans need what those limits say, at least.
+    """
+    ratios = {}
+    lowest, highest = CLASS_BOUNDS
+    for kind in PlanClass:
+        ran = [_residual(row, values) for row in rows if row.kind is kind and row.peak is not None]
+        ran_out = [_residual(row, values) for row in rows if row.kind is kind and row.peak is None]
+        if not ran and not ran_out:
+            continue
+        above = [residual for residual in ran_out if residual > 0]
+        shrunk = (sum(ran) + sum(above)) / (len(ran) + len(above) + CLASS_WEIGHT)
+        ratio = math.exp(shrunk if ran else max(ran_out))
+        ratios[kind] = min(highest, max(lowest, ratio))
+    return ratios
 
 
 def _is_usable(seen: MemoryObservation) -> bool:
@@ -125,6 +186,7 @@ def _row(seen: MemoryObservation) -> _Row:
         gaps=memory.gaps,
         peak=None if seen.is_oom or not seen.peak_bytes else float(seen.peak_bytes),
         limit=float(seen.limit_bytes) if seen.limit_bytes else None,
+        kind=class_of(seen.plan),
     )
 
 
@@ -143,13 +205,13 @@ def _peak(row: _Row, values: Sequence[float]) -> tuple[float, tuple[float, float
     return totals[highest] + unseen, row.phases[highest]
 
 
-def _errors(row: _Row, values: Sequence[float]) -> list[_Error]:
+def _errors(row: _Row, values: Sequence[float], noise: float) -> list[_Error]:
     estimate, phase = _peak(row, values)
     slopes = (phase[1], phase[2], phase[3], 1.0)
     errors = []
     if row.peak is not None:
         scaled = tuple([slope / row.peak for slope in slopes])
-        errors.append(_Error(value=estimate / row.peak - 1, slopes=(*scaled, 0.0), noise=NOISE))
+        errors.append(_Error(value=estimate / row.peak - 1, slopes=(*scaled, 0.0), noise=noise))
     if row.limit is None:
         return errors
     loose = 1 + values[4] * row.gaps
@@ -182,19 +244,21 @@ def _solve(errors: list[_Error], at: tuple[float, ...], start: tuple[float, ...]
     return tuple(values)
 
 
-def _cost(rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...]) -> float:
+def _cost(rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float) -> float:
     """Of all errors, and of the distance from the prior."""
     cost = 0.0
     for (deviation, _, _), value, default in zip(PRIORS.values(), values, start, strict=True):
         cost += ((value - default) / deviation) ** 2 / 2
-    return cost + sum(error.cost for row in rows for error in _errors(row, values))
+    return cost + sum(error.cost for row in rows for error in _errors(row, values, noise))
 
 
-def _spread(rows: list[_Row], values: tuple[float, ...], prior: MemoryFactors) -> float:
+def _spread(
+    rows: list[_Row], values: tuple[float, ...], ratios: dict[PlanClass, float], prior: MemoryFactors
+) -> float:
     """Of measured over estimated, as a standard deviation of logarithms; few observations leave it be."""
-    squares = [math.log(row.peak / _peak(row, values)[0]) ** 2 for row in rows if row.peak is not None]
-    total = SPREAD_WEIGHT * prior.spread**2 + sum(squares)
-    return math.sqrt(total / (SPREAD_WEIGHT + len(squares)))
+    left = [_residual(row, values) - math.log(ratios[row.kind]) for row in rows if row.peak is not None]
+    total = SPREAD_WEIGHT * prior.spread**2 + sum(each**2 for each in left)
+    return math.sqrt(total / (SPREAD_WEIGHT + len(left)))
 
 
 def _context(observations: Sequence[MemoryObservation], prior: MemoryFactors) -> float:

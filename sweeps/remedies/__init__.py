@@ -2,6 +2,8 @@
 
 from sweeps.remedies.advise import (
     Candidate,
+    Expect,
+    Grounds,
     Option,
     PlanOf,
     advise,
@@ -17,6 +19,8 @@ __all__ = [
     "ALL",
     "Candidate",
     "Changes",
+    "Expect",
+    "Grounds",
     "Option",
     "PlanOf",
     "Remedy",

@@ -14,6 +14,8 @@ changes its figures.
 Measured, where the trial came so far: `static` (bytes allocated after deepspeed.initialize), `peak`,
 `reserved` and `nvml` (bytes: torch's allocated and reserved, and the card's in use), `steps_ms`, `split_ms`
 (forward, backward, step), `startup_s`, `wall_s`; of an out-of-memory failure `peak`, `error`, and `where`.
+Of each rank, in order: `peaks` (allocated at most until the first step, in it, and in all later ones; `peak`
+is the largest of them) and `host_peak` (resident, at most). `name` is for people.
 """
 
 from __future__ import annotations
@@ -96,13 +98,16 @@ class Row:
     split_s: tuple[tuple[float, float, float], ...]  # forward, backward, step
     startup_s: Mapping[str, float]
     wall_s: float | None
+    rank_peak_bytes: tuple[int, ...] = ()  # of each rank, over all phases
+    host_peak_bytes: int | None = None  # of all ranks together
 
     @property
     def label(self) -> str:
         plan = self.plan
         return (
             f"{self.model.name} {plan.strategy} ranks={plan.ranks} tensor={plan.tensor} "
-            f"micro_batch={plan.micro_batch} checkpoint_every={plan.checkpoint_every} "
+            f"pipeline={plan.pipeline} micro_batch={plan.micro_batch} "
+            f"checkpoint_every={plan.checkpoint_every} "
             f"bucket={plan.zero.reduce_bucket_size:.0e} overlap={plan.zero.overlap_comm}"
         )
 
@@ -136,6 +141,8 @@ def row_of(raw: Mapping[str, Any], table: str = "") -> Row:
         split_s=tuple((f / 1e3, b / 1e3, s / 1e3) for f, b, s in raw.get("split_ms", ())),
         startup_s=raw.get("startup_s", {}),
         wall_s=raw.get("wall_s"),
+        rank_peak_bytes=tuple(max(phases) for phases in raw.get("peaks", ())),
+        host_peak_bytes=sum(raw["host_peak"]) if "host_peak" in raw else None,
     )
 
 

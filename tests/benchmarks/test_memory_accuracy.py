@@ -125,6 +125,33 @@ def test_estimates_after_some_measurements() -> None:
         assert rows
 
 
+def test_estimates_after_another_table() -> None:
+    """Fitted to all trials of one table, errors of those of another: other card counts, models, strategies."""
+    everything = tables()
+    for name, rows in everything.items():
+        factors = fit_memory([observation(row) for row in rows])
+        for other, held_out in everything.items():
+            if other != name:
+                print(f"\nfitted to {name}, scored on {other}: {sizes(errors(held_out, factors))}")
+                print(f"  {'':>{len(name) + 10}} before: {sizes(errors(held_out))}")
+        assert rows
+
+
+def test_each_rank() -> None:
+    """Where a table has all ranks' peaks: the estimate of each, signed; and of the host's memory."""
+    for name, rows in tables().items():
+        for row in [row for row in rows if row.rank_peak_bytes]:
+            memory = memory_of(row.plan, row.model, row.hardware)
+            stages = memory.stages
+            said = [
+                f"{stages[rank % len(stages)].peak.phase} {stages[rank % len(stages)].peak.total / seen - 1:+.2%}"
+                for rank, seen in enumerate(row.rank_peak_bytes)
+            ]
+            host = f", host {memory.host_bytes / row.host_peak_bytes - 1:+.1%}" if row.host_peak_bytes else ""
+            print(f"\n{name} {row.label}: {', '.join(said)}{host}", end="")
+        assert rows
+
+
 def test_other_tools_on_the_same_trials() -> None:
     for name, rows in tables().items():
         print(f"\n{name}: estimated over measured peak")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from sweeps.__main__ import main
-from tests.sweeps.fake_cluster import Script, crash, measured, oom
+from tests.sweeps.fake_cluster import Script, crash, failing, measured, oom
 from tests.sweeps.loop_bench import Bench
-from train_entry.contract import State, dump, write_atomic
+from train_entry.contract import FailureKind, State, dump, write_atomic
 
 # The same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
@@ -50,7 +51,8 @@ def test_it_says_why_and_what_is_next_and_how_to_try_it(study: Callable[..., Ben
     assert said["why"] == "gpu_oom: a GPU ran out of memory"
     assert said["where"] == "rank 1, after 0 steps"
     assert said["next"] == "activation_checkpointing=full"
-    assert "instead of" in said["because"]
+    assert re.fullmatch(r"saves about \d+ KiB a rank: each block keeps its input only", said["because"])
+    assert re.match(r"fits: peak 0\.\d+ GiB \(loss\), needed 0\.\d+ of [\d,.]+ GiB a rank$", said["expected"])
     assert said["it costs"].startswith("a forward pass more")
     assert said["try it"].endswith(
         "ranks=2 micro_batch=2 activation_checkpointing=full study=mine "
@@ -71,7 +73,7 @@ def test_it_names_a_trial_that_fits(study: Callable[..., Bench], advise: Advise)
     scripts = {"zero1 x2": [oom], "*": [measured(80.0)]}
     said = advise(study(scripts, "activation_checkpointing=full", "micro_batch=2,1"), 1)
     assert said["tried"] == "micro_batch=1: trial 0002 fits, 40 tokens/s/GPU"
-    assert said["next"] == "zero.reduce_bucket_size=1000"
+    assert said["next"] == "strategy=zero2"
 
 
 def test_it_says_what_a_remedy_came_to_that_failed_otherwise(
@@ -80,7 +82,18 @@ def test_it_says_what_a_remedy_came_to_that_failed_otherwise(
     scripts = {"zero1 x2": [oom], "*": [crash]}
     said = advise(study(scripts, "activation_checkpointing=full", "micro_batch=2,1"), 1)
     assert said["tried"] == "micro_batch=1: trial 0002 ended with crashed"
-    assert said["next"] == "zero.reduce_bucket_size=1000"
+    assert said["next"] == "strategy=zero2"
+
+
+def test_it_skips_what_is_not_expected_to_fit_and_says_why(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    prime = 4_194_301  # sequences whose logits fill any host; it divides into single ones only
+    script = {"*": [failing(FailureKind.HOST_OOM)]}
+    said = advise(study(script, f"micro_batch={prime},{prime}", f"global_batch={2 * prime}"), 1)
+    assert re.match(r"activation_checkpointing=full: needs [\d,.]+ GiB", said["skipped"])
+    assert said["next"] == "activation_checkpointing=full micro_batch=1"
+    assert said["expected"].startswith("fits: ")
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING])

@@ -9,10 +9,24 @@ from typing import Any
 
 import pytest
 
+from sweeps.estimate.memory import memory_of
 from sweeps.remedies import ALL, Remedy
 from sweeps.remedies.base import rounded_up, size
+from sweeps.remedies.saving import is_worthwhile, saved_bytes, too_small
+from tests.benchmarks.recorded import Row, tables
 from tests.examples import a_model, a_plan
-from train_entry.contract import Engine, ModelShape, Offload, OffloadPlan, Plan, Scalar
+from tests.sweeps.listings import GIB, an_estimate, too_large
+from train_entry.contract import (
+    Engine,
+    Estimate,
+    FailureKind,
+    Fit,
+    ModelShape,
+    Offload,
+    OffloadPlan,
+    Plan,
+    Scalar,
+)
 
 BILLION = a_model(
     parameters=10**9, layers=16, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=32_000, positions=2048
@@ -209,6 +223,87 @@ def test_every_remedy_is_documented() -> None:
 
 
 # ---------------------------------------------------------------- bytes
+
+
+# ---------------------------------------------------------------- what it saves, and whether it fits
+
+
+def test_a_saving_on_the_gpu_is_that_of_the_peak() -> None:
+    before, after = an_estimate(), an_estimate(peak_bytes=5 * GIB, host_bytes=9 * GIB)
+    assert saved_bytes(FailureKind.GPU_OOM, before, after) == int(3.5 * GIB)
+    assert saved_bytes(FailureKind.HOST_OOM, before, after) == -6 * GIB
+
+
+def test_where_the_peak_stays_what_is_needed_beside_it_counts() -> None:
+    assert saved_bytes(FailureKind.GPU_OOM, an_estimate(), an_estimate(needed_bytes=int(8.6 * GIB))) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "is_worth_it"),
+    [
+        ("micro_batch", 1, True),
+        ("micro_batch", 0, False),
+        ("buckets", 64 * 2**20, False),  # under one percent of 8.5 GiB
+        ("buckets", 90 * 2**20, True),
+    ],
+)
+def test_a_buffer_must_save_more_than_nothing_to_be_worth_a_launch(
+    name: str, saved: int, is_worth_it: bool
+) -> None:
+    assert is_worthwhile(ALL[name], saved, an_estimate()) is is_worth_it
+
+
+@pytest.mark.parametrize(
+    ("estimate", "kinds"),
+    [
+        (an_estimate(), set()),
+        (an_estimate(fit=Fit.BORDERLINE, needed_bytes=11 * GIB), set()),
+        (too_large(12), {FailureKind.GPU_OOM}),
+        (too_large(9, host_bytes=65 * GIB), {FailureKind.HOST_OOM}),
+        (too_large(12, host_bytes=65 * GIB), {FailureKind.GPU_OOM, FailureKind.HOST_OOM}),
+        (too_large(9), set()),  # the disk
+        (too_large(9, host_bytes=65 * GIB, host_limit_bytes=None), set()),
+    ],
+)
+def test_a_plan_is_expected_to_fail_by_the_memory_that_is_too_small(
+    estimate: Estimate, kinds: set[FailureKind]
+) -> None:
+    assert too_small(estimate, "cuda") == kinds
+
+
+def test_on_a_cpu_it_is_always_the_host() -> None:
+    assert too_small(too_large(12, host_bytes=65 * GIB), "cpu") == {FailureKind.HOST_OOM}
+
+
+def pairs(**changes: Any) -> list[tuple[Row, Row]]:
+    """Recorded trials, with those that differ by these changes only."""
+    recorded = tables()
+    rows = [row for table in ("h200x1_1b3_cap40", "h200x2_1b3_cap40") for row in recorded[table]]
+    found = [(row.table, row.model, row.plan, row) for row in rows]
+    return [
+        (row, other)
+        for table, model, plan, row in found
+        for their_table, their_model, their_plan, other in found
+        if (table, model, dataclasses.replace(plan, **changes)) == (their_table, their_model, their_plan)
+        and plan != their_plan
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"checkpoint_every": 1}, *({"micro_batch": size} for size in (1, 2, 4, 8))]
+)
+def test_what_a_recorded_step_saved_is_what_it_was_estimated_to(changes: Mapping[str, Any]) -> None:
+    compared = [
+        (before.peak_bytes - after.peak_bytes, _peak(before) - _peak(after))
+        for before, after in pairs(**changes)
+        if not before.is_oom and not after.is_oom and before.peak_bytes and after.peak_bytes
+    ]
+    assert len(compared) > 5
+    assert max(abs(seen - estimated) for seen, estimated in compared) < 0.1 * GIB
+
+
+def _peak(row: Row) -> int:
+    return memory_of(row.plan, row.model, row.hardware).peak_bytes
 
 
 def test_sizes_read_as_a_person_writes_them() -> None:

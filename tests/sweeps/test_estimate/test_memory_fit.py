@@ -51,7 +51,8 @@ def peak(plan: Plan, factors: MemoryFactors = COLD) -> int:
 
 
 def is_sane(factors: MemoryFactors) -> bool:
-    values = [getattr(factors, name) for name in MemoryFactors.__slots__]
+    names = [name for name in MemoryFactors.__slots__ if name != "by_class"]
+    values = [*[getattr(factors, name) for name in names], *dict(factors.by_class).values()]
     return all(math.isfinite(value) and value >= 0 for value in values) and factors.activations < 5
 
 

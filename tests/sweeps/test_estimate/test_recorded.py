@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.estimate.memory import memory_of
-from tests.benchmarks.recorded import GIB, MORE_TABLES, load_table, row_of, tables
+from tests.benchmarks.recorded import GIB, MORE_TABLES, RECORDED, Row, load_table, row_of, tables
 from train_entry.contract import Engine, Offload
 
 LEAST = {
@@ -21,6 +21,24 @@ LEAST = {
     "outcome": "ok",
     "model": "llama_160m",
 }
+
+DEGREES = load_table(RECORDED / "h200x2_degrees.jsonl")  # pipelines and split matrices, among others
+
+
+@pytest.mark.parametrize("row", DEGREES, ids=lambda row: row.label)
+def test_every_rank_is_estimated_to_one_percent(row: Row) -> None:
+    """A stage before the last too, whose peak the fullest rank's hides."""
+    stages = memory_of(row.plan, row.model, row.hardware).stages
+    estimated = [stages[rank % len(stages)].peak.total for rank in range(row.plan.ranks)]
+    assert row.rank_peak_bytes == pytest.approx(estimated, rel=0.01)
+    assert row.peak_bytes == max(row.rank_peak_bytes)
+
+
+@pytest.mark.parametrize("row", DEGREES, ids=lambda row: row.label)
+def test_host_memory_is_enough_and_not_much_more(row: Row) -> None:
+    estimated = memory_of(row.plan, row.model, row.hardware).host_bytes
+    assert row.host_peak_bytes is not None
+    assert row.host_peak_bytes < estimated < 1.3 * row.host_peak_bytes
 
 
 def test_a_line_may_leave_out_all_that_is_usual() -> None:
