@@ -52,7 +52,7 @@ from sweeps.forecast import Forecaster, hardware_for  # noqa: E402
 from sweeps.gate import room_of  # noqa: E402
 from sweeps.history import earlier_trials  # noqa: E402
 from sweeps.identity import collection_name, comparable, joined_record, study_record  # noqa: E402
-from sweeps.inputs import require_inputs  # noqa: E402
+from sweeps.inputs import require_inputs, require_room  # noqa: E402
 from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
 from sweeps.limits import Limits, StopReason  # noqa: E402
 from sweeps.listing import list_plans  # noqa: E402
@@ -148,8 +148,9 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
         record, point = single_trial(record, request, config)
         point = {key: value for key, value in point.items() if settings.matters(key, point)}
     planner = Planner(request.composer, model, machine, record.name)
-    room = room_of(config.cluster, config.gate, machine)
-    forecaster = Forecaster(model, hardware_for(machine), room, config.gate)
+    room, hardware = room_of(config.cluster, config.gate, machine), hardware_for(machine)
+    require_room(room, hardware)
+    forecaster = Forecaster(model, hardware, room, config.gate)
     if config.gate.earlier_studies:
         forecaster.learn(earlier_trials(Path(config.studies_dir), record))
     if not config.dry_run:  # which says itself that nothing is legal, and why

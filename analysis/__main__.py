@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where a file cannot be written; 2 where what was asked does not exist."""
+    """Exit status: 0; 1 where a file cannot be written; 2 where what is asked for does not exist."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± still gets its numbers
     options = _parser().parse_args(arguments)
@@ -89,14 +90,29 @@ def _table(options: argparse.Namespace) -> int:
 
 def _calibration(options: argparse.Namespace) -> int:
     study = load_study(StudyDir(options.study))
-    show_calibration(study, sys.stdout)
     path: Path | None = options.csv
+    if path is not None and (problem := _no_target(path)):
+        print(f"python -m analysis: --csv {path}: {problem}", file=sys.stderr)
+        return 2
+    show_calibration(study, sys.stdout)
     if path is not None and (status := _written(path, lambda: write_calibration_csv(study, path))):
         return status
     status = _written(study.directory.path / PAGE, lambda: write_page(study))
     if status == 0:
         print(f"plots: {study.directory.path / PAGE}")
     return status
+
+
+def _no_target(path: Path) -> str:
+    """Why a file could not be written there, before anything is; empty where it can."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        return "is a directory; give a file in it"
+    if not folder.is_dir():
+        return f"there is no folder {folder}; make it, or give another"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the folder {folder} cannot be written; give another"
+    return ""
 
 
 def _written(path: Path, write: Callable[[], object]) -> int:

@@ -93,8 +93,7 @@ def _lacking(estimate: Estimate | None) -> str:
 
 
 def _excess(row: TrialRow) -> float:
-    """What it needs of a GPU, over what it may use."""
-    return row.estimate.needed_bytes / max(1, row.estimate.limit_bytes) if row.estimate else 0.0
+    return row.estimate.excess if row.estimate else 0.0
 
 
 def _why(row: TrialRow) -> str:

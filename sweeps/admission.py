@@ -1,4 +1,4 @@
-"""Which plans are launched: the door between what is proposed and what costs GPU time. Pure."""
+"""Which plans are launched: the door between what is proposed and what costs GPU time. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ class Admission:
     def recall(self, trials: list[Trial]) -> None:
         """What this study has learned and spent before."""
         self._forecaster.learn(trials)
-        self._borderline_left -= sum(_is_borderline(trial) and trial.attempts > 0 for trial in trials)
+        self._borderline_left -= sum(map(_was_admitted_at_the_border, trials)) if self._enabled else 0
+
+    @property
+    def observations(self) -> int:
+        """Trials that estimates have learned from."""
+        return self._forecaster.observations
 
     def estimate(self, plan: Plan) -> Estimate:
         return self._forecaster.estimate(plan)
@@ -48,5 +53,6 @@ class Admission:
         return self._forecaster.imposed_bytes(trial.estimate)
 
 
-def _is_borderline(trial: Trial) -> bool:
-    return trial.estimate is not None and trial.estimate.fit is Fit.BORDERLINE
+def _was_admitted_at_the_border(trial: Trial) -> bool:
+    is_border = trial.estimate is not None and trial.estimate.fit is Fit.BORDERLINE
+    return is_border and trial.origin is not Origin.USER and not trial.is_refused

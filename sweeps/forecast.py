@@ -139,7 +139,9 @@ class Forecaster:
     def _reservable_bytes(self, memory: Memory) -> int | None:
         if self._hardware.is_cpu:
             return None
-        return self._room.device_bytes - (memory.context_bytes if self._room.counts_context else 0)
+        # As before anything was measured: all trials of a study are held to the same.
+        context = memory.context_bytes / self._memory_factors.context if self._room.counts_context else 0.0
+        return max(0, self._room.device_bytes - round(context))
 
 
 def hardware_for(machine: Machine) -> Hardware:

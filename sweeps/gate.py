@@ -19,9 +19,10 @@ MEDIAN = 0.5
 class Room:
     """What each rank, and each node, may use."""
 
-    device_bytes: int  # of each GPU; on a CPU the host's, which host_bytes then limits for all ranks together
+    device_bytes: int  # of each GPU; on a CPU the host's memory, which all ranks of a node share
     counts_context: bool  # device_bytes holds what lies outside of torch's allocator too
     what: str  # of device_bytes, in the words of the configuration
+    is_host: bool = False  # device_bytes are the host's: a CPU
     is_imposed: bool = False  # on each rank: it is less than the GPU has
     headroom_bytes: int = 0  # of device_bytes, to be left free
     host_bytes: int | None = None  # of a node; None: not known
@@ -29,7 +30,7 @@ class Room:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Judgement:
     """Whether a plan fits, and the numbers."""
 
     fit: Fit
@@ -40,13 +41,15 @@ class Verdict:
 
 def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
     """What the configuration leaves of the machine. A CPU's ranks have the host's memory together."""
-    host = machine.host_memory_bytes
-    nvme = machine.nvme.free_bytes if machine.nvme else None
+    at_once = -(-(cluster.parallel or machine.nodes) // machine.nodes)  # trials on a node
+    host = machine.host_memory_bytes // at_once if machine.host_memory_bytes else None
+    nvme = machine.nvme.free_bytes // at_once if machine.nvme else None
     if not machine.gpus:
         return Room(
             device_bytes=host or sys.maxsize,
             counts_context=False,
-            what="the host's memory",
+            what="a rank's share of the host's memory",
+            is_host=True,
             host_bytes=host,
             nvme_bytes=nvme,
         )
@@ -66,12 +69,14 @@ def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
     )
 
 
-def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -> Verdict:
+def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -> Judgement:
     """Compare what a plan needs with what there is: devices, host, disk.
 
     It is borderline where only the margin for the estimate's own error is too much.
     """
     limit = room.device_bytes - room.headroom_bytes
+    if room.is_host:
+        limit = limit * memory.peak_bytes // max(1, memory.host_bytes)
     context = memory.context_bytes if room.counts_context else 0
     needed = needed_bytes(memory, factors, quantile) + context
     likely = needed_bytes(memory, factors, MEDIAN) + context
@@ -81,7 +86,7 @@ def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -
         problems.insert(0, _device(memory, room, needed, limit))
         if fit is Fit.FITS:
             fit = Fit.BORDERLINE if likely <= limit else Fit.TOO_LARGE
-    return Verdict(fit=fit, why="; ".join(problems), needed_bytes=needed, limit_bytes=limit)
+    return Judgement(fit=fit, why="; ".join(problems), needed_bytes=needed, limit_bytes=limit)
 
 
 def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
@@ -92,9 +97,11 @@ def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
 
 
 def _host(memory: Memory, room: Room) -> str | None:
-    if room.host_bytes is None or memory.host_bytes <= room.host_bytes:
+    """What of a model is kept there. Processes do not count: they share pages, and their sum is no need."""
+    kept = memory.host_bytes - memory.process_bytes
+    if room.is_host or room.host_bytes is None or kept <= room.host_bytes:
         return None
-    return f"needs {_gib(memory.host_bytes)} of the node's {_gib(room.host_bytes)} of host memory"
+    return f"keeps {_gib(kept)} in the node's {_gib(room.host_bytes)} of host memory"
 
 
 def _nvme(memory: Memory, room: Room) -> str | None:

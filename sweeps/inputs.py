@@ -1,4 +1,4 @@
-"""What a configuration names on disk, looked at before anything is launched."""
+"""What a configuration names, on disk and of the machine, looked at before anything is launched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from sweeps.config.schema import DataConfig, SweepConfig
 from sweeps.errors import ConfigError
+from sweeps.estimate.hardware import Hardware
+from sweeps.gate import GIB, Room
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".py")
 
@@ -41,3 +43,12 @@ def _studies_problems(path: Path) -> Iterator[str]:
         yield f"studies_dir={path}: {existing} is not a directory"
     elif not os.access(existing, os.W_OK):
         yield f"studies_dir={path}: {existing} cannot be written"
+
+
+def require_room(room: Room, hardware: Hardware) -> None:
+    """Raise ConfigError where a limit leaves nothing beside CUDA's own memory."""
+    if room.is_imposed and room.counts_context and room.device_bytes <= hardware.context_bytes:
+        raise ConfigError(
+            f"{room.what}: CUDA's context alone takes {hardware.context_bytes / GIB:,.2f} GiB; "
+            "give more, or cluster.limit_counts_context=false"
+        )

@@ -77,12 +77,9 @@ class Ledger:
 
     def twin(self, fingerprint: str) -> Trial | None:
         """An earlier trial that runs, or ran to an end that says something, the very same job."""
+        telling = (State.RUNNING, State.MEASURED, State.INFEASIBLE)
         for trial in self.trials:
-            if trial.fingerprint == fingerprint and trial.state in (
-                State.RUNNING,
-                State.MEASURED,
-                State.INFEASIBLE,
-            ):
+            if trial.fingerprint == fingerprint and trial.state in telling and not trial.is_refused:
                 return trial
         return None
 

@@ -138,13 +138,7 @@ def _legal(
 def _merit(estimate: Estimate, objective: str) -> tuple[int, float]:
     """The smaller, the better."""
     place = PLACES[estimate.fit]
-    return place, _excess(estimate) if estimate.fit is Fit.TOO_LARGE else -float(getattr(estimate, objective))
-
-
-def _excess(estimate: Estimate) -> float:
-    """What is needed over what there is, of the device or of the host, whichever is shorter."""
-    host = estimate.host_bytes / estimate.host_limit_bytes if estimate.host_limit_bytes else 0.0
-    return max(host, estimate.needed_bytes / max(1, estimate.limit_bytes))
+    return place, estimate.excess if estimate.fit is Fit.TOO_LARGE else -float(getattr(estimate, objective))
 
 
 def _broken(plans: Iterable[Plan | Rejection]) -> tuple[BrokenRule, ...]:

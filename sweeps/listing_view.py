@@ -10,10 +10,10 @@ from sweeps.cautions import cautions
 from sweeps.display import as_typed
 from sweeps.listing import BrokenRule, LegalPoint, Listing, Wasteful
 from sweeps.listing_words import (
+    FIT_WORDS,
     GROUPS,
     OBJECTIVES,
     OTHER,
-    VERDICTS,
     by_group,
     gib,
     limit_bytes,
@@ -96,7 +96,7 @@ def _how(listing: Listing) -> Iterator[str]:
         return
     if listing.basis:
         yield f"estimates: {listing.basis}"
-    counts = (f"{listing.count(fit):,} {VERDICTS[fit]}" for fit in Fit if listing.count(fit))
+    counts = (f"{listing.count(fit):,} {FIT_WORDS[fit]}" for fit in Fit if listing.count(fit))
     yield f"{', '.join(counts)}; memory is that of the fullest rank in its worst phase"
 
 
@@ -126,7 +126,7 @@ def _columns(listing: Listing) -> list[_Column]:
         _Column(head="peak\nGiB", text=lambda found: gib(found.estimate.peak_bytes)),
         _Column(head=_needed_head(listing), text=lambda found: gib(found.estimate.needed_bytes)),
         *_group_columns(listing),
-        _Column(head="verdict", text=lambda found: VERDICTS[found.estimate.fit], is_text=True),
+        _Column(head="verdict", text=lambda found: FIT_WORDS[found.estimate.fit], is_text=True),
         _Column(head="", text=_remarks, is_text=True),
     ]
 

@@ -11,7 +11,7 @@ from sweeps.gate import Room
 from train_entry.contract import Estimate, Fit
 
 GIB = 2**30
-VERDICTS = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
+FIT_WORDS = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
 # The components of an estimate by what they are parts of; what stands nowhere here is `other`.
 GROUPS = {
     "weights": ("weights", "second weights", "gathered weights", "cast weights"),
@@ -72,7 +72,7 @@ def speed(tokens_per_s: float) -> str:
 
 def basis(hardware: Hardware, room: Room, gate: GateConfig, observations: int) -> str:
     """One line: what the estimates were made of, and what they are compared with."""
-    return "; ".join((_learned(observations), _card(hardware), _limit(hardware, room), _margin(gate)))
+    return "; ".join((_learned(observations), _card(hardware), _limit(room), _margin(gate)))
 
 
 def _learned(observations: int) -> str:
@@ -89,12 +89,12 @@ def _card(hardware: Hardware) -> str:
     return f"{hardware.name} is not known here: figures of a card like it"
 
 
-def _limit(hardware: Hardware, room: Room) -> str:
-    if room.device_bytes >= sys.maxsize:
-        return f"no limit: {room.what} is not known"
+def _limit(room: Room) -> str:
+    if room.is_host:
+        if room.host_bytes is None:
+            return "no limit: the host's memory is not known"
+        return f"limit {gib(room.host_bytes)} GiB a node, the host's memory, which its ranks share"
     limit = f"limit {gib(room.device_bytes - room.headroom_bytes)} GiB a rank, {room.what}"
-    if hardware.is_cpu:
-        return limit
     return f"{limit}, CUDA's context {'counted' if room.counts_context else 'not counted'}"
 
 

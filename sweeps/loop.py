@@ -7,23 +7,19 @@ the next start goes on from the ledger and the attempt directories.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from sweeps.admission import Admission
 from sweeps.advisor import advice_for
-from sweeps.cluster.base import Cluster, JobHandle, JobState
+from sweeps.cluster.base import JobHandle, JobState
 from sweeps.collect import attempt_gpu_seconds, collect
 from sweeps.ds_config import ds_config_text
-from sweeps.ledger import Ledger
-from sweeps.limits import Limits, StopReason, active_seconds
+from sweeps.limits import StopReason, active_seconds
 from sweeps.plan import Rejection
-from sweeps.planner import Planned, Planner
+from sweeps.planner import Planned
+from sweeps.recovery import Recovery
 from sweeps.space import Point
-from sweeps.study import Proposal, Searcher
-from sweeps.verdicts import VERDICTS, Lesson, Verdict, lesson, state_of
+from sweeps.study import Proposal
+from sweeps.verdicts import VERDICTS, Verdict, state_of
 from train_entry.contract import (
     Advice,
     AttemptKind,
@@ -33,7 +29,6 @@ from train_entry.contract import (
     Origin,
     Outcome,
     State,
-    StudyRecord,
     Trial,
     TrialSpec,
     read_document,
@@ -44,44 +39,9 @@ MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing, where there is
 PROPOSALS_A_TURN = 20  # between two looks at the running jobs and at Ctrl-C
 
 
-class Observer(Protocol):
-    """Hears of every change of a trial after it is on record; may be slow, may not raise."""
-
-    def changed(self, trial: Trial) -> None: ...
-
-    def tick(self, running: dict[int, JobHandle]) -> None:
-        """Called at every turn of the loop."""
-
-    def message(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clock:
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-
-
 @dataclass(kw_only=True)
-class StudyLoop:
+class StudyLoop(Recovery):
     """One start of a study. `run` returns why it ended."""
-
-    study: StudyRecord
-    planner: Planner
-    searcher: Searcher
-    cluster: Cluster
-    ledger: Ledger
-    admission: Admission
-    limits: Limits
-    observer: Observer
-    cancel_on_interrupt: bool = True
-    check_best: int = 0
-    interrupted: Callable[[], bool] = lambda: False
-    clock: Clock = field(default_factory=Clock)
-    _running: dict[int, JobHandle] = field(default_factory=dict)
-    _proposals: dict[int, Proposal] = field(default_factory=dict)  # of open trials
-    _alone: int | None = None  # the one trial to run; others of the study are left as they are
-    _unproductive: int = 0
-    _waiting_told: bool = False
 
     # ------------------------------------------------------------------ the turns
 
@@ -100,6 +60,8 @@ class StudyLoop:
                 return self._ended(self._interrupt())
             self._launch_queued()
             reason = StopReason.EXHAUSTED if self._alone else self._limit_reached() or self._propose()
+            if reason is StopReason.EXHAUSTED and not self._alone and not self._running:
+                self._reconsider()
             if reason and not self._running and not self._queued() and not self._start_checks(reason):
                 return self._ended(reason)
             self.observer.tick(dict(self._running))
@@ -108,63 +70,6 @@ class StudyLoop:
     def _ended(self, reason: StopReason) -> StopReason:
         self.observer.tick({})
         return reason
-
-    def _recover_own_trials(self) -> None:
-        """Collect what a user's own trials, those without -m, have left; the search repeats none of them."""
-        for trial in self.ledger.trials:
-            if trial.origin is not Origin.USER or trial.state not in (State.QUEUED, State.RUNNING):
-                continue
-            if self._was_launched(trial):
-                self._attach(trial)
-            else:
-                self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
-
-    def _recover(self) -> None:
-        """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""
-        for trial in self.ledger.trials:
-            if trial.origin is Origin.USER:  # need not lie in the space, and is not the search's to repeat
-                continue
-            if trial.state in (State.QUEUED, State.RUNNING, State.CANCELLED):
-                self._resume(trial)
-            else:
-                self._remember(trial)
-        for trial in self.ledger.trials:
-            if trial.check_attempt is not None and trial.check is None:
-                self._resume_check(trial)
-
-    def _remember(self, trial: Trial) -> None:
-        if known := self._lesson(trial):
-            self.searcher.remember(known)
-        else:
-            self.searcher.skip(trial.values)
-
-    def _resume(self, trial: Trial) -> None:
-        self._proposals[trial.number] = self.searcher.resume(trial.values)
-        is_launched = self._was_launched(trial)
-        state = State.RUNNING if is_launched else State.QUEUED
-        # As if new: a cancelled attempt says nothing, and the time between two starts is not the study's.
-        now = self.clock.now()
-        self._record(
-            trial.number, state=state, created_at=now, closed_at=None, outcome=None, measured_attempt=None
-        )
-        if is_launched:
-            self._attach(trial)
-
-    def _was_launched(self, trial: Trial) -> bool:
-        """Whether a job may exist: submitit writes to its folder before it starts one."""
-        attempt = self.ledger.attempt(trial.number)
-        return trial.state is not State.QUEUED and attempt.spec.exists() and attempt.submitit.exists()
-
-    def _resume_check(self, trial: Trial) -> None:
-        if self._was_launched(trial):
-            self._attach(trial)
-        else:  # the earlier start ended before it launched it
-            self._record(trial.number, check_attempt=None)
-
-    def _attach(self, trial: Trial) -> None:
-        attempt = self.ledger.attempt(trial.number)
-        ranks = trial.plan.ranks if trial.plan else 1
-        self._running[trial.number] = self.cluster.attach(attempt, ranks, trial.slots)
 
     def _limit_reached(self) -> StopReason | None:
         new = sum(trial.attempts == 0 for trial in self._launchable())
@@ -380,16 +285,8 @@ class StudyLoop:
             self.searcher.tell(proposal, self._lesson(trial))
         self.observer.changed(trial)
 
-    def _lesson(self, trial: Trial) -> Lesson | None:
-        return lesson(trial, self.study.objective)
-
     def _value(self, measurement: Measurement) -> float:
         return float(getattr(measurement, self.study.objective))
-
-    def _record(self, number: int, **changes: object) -> Trial:
-        trial = self.ledger.change(number, **changes)
-        self.observer.changed(trial)
-        return trial
 
 
 def _is_cancelled(outcome: Outcome) -> bool:

@@ -95,6 +95,5 @@ def lesson(trial: Trial, objective: str) -> Lesson | None:
 
 
 def _excess(trial: Trial, otherwise: float) -> float:
-    """How far a plan needs more than there is: 0.1 for a tenth too much. `otherwise`: without an estimate."""
-    estimate = trial.estimate
-    return estimate.needed_bytes / estimate.limit_bytes - 1 if estimate else otherwise
+    """How far a plan needs more than there is; `otherwise`: without an estimate."""
+    return trial.estimate.excess if trial.estimate else otherwise

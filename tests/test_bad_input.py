@@ -12,7 +12,8 @@ MISTAKES = {
     "an unknown knob with a plus": (["+zero.stge=1"], "zero.stage"),
     "an unknown knob with a plus, in a study": (["-m", "+zero.stge=1"], "zero.stage"),
     "a bad value among good swept ones": (["-m", "precision=bf16,fp8"], "auto, fp32, bf16, fp16"),
-    "a study-level key swept": (["-m", "limits.trials=1,2"], "fixed within a study"),
+    "a study-level key swept": (["-m", "measure.steps=5,9"], "fixed within a study"),
+    "how a study is run swept": (["-m", "limits.trials=1,2"], "the next start of the study may change"),
     "an unknown choice": (
         ["strategy=zero9"],
         "ddp, hybrid_3d, pp2, pp_zero1, tp2, tp_zero1, zero0, zero1, zero2, zero2_offload, zero3, "

@@ -57,7 +57,10 @@ def test_a_study_over_degrees_on_four_ranks_launches_no_trial_that_fails(command
     for trial in found:
         assert trial.plan is not None
         assert isinstance(trial.outcome, Measurement)
-        assert (trial.outcome.bubble is not None) == (trial.plan.pipeline > 1)
+        if trial.plan.pipeline > 1:
+            assert trial.outcome.bubble is not None
+            assert 0 < trial.outcome.bubble < 1
+            assert all(rank.split and rank.split.exchange_s > 0 for rank in trial.outcome.ranks)
         assert (trial.outcome.tensor_volume_bytes > 0) == (trial.plan.tensor > 1)
         losses.add(round(trial.outcome.loss, 4))
     assert len(losses) == 1

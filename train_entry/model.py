@@ -98,6 +98,14 @@ def local_config(directory: Path) -> PreTrainedConfig:
     if not (directory / "config.json").is_file():
         raise ValueError(f"no config.json in {directory}")
     config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    return without_dropout(config)
+
+
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Its random numbers would differ between ranks and strategies, and so would the losses."""
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
     return config
 
 
@@ -159,8 +167,7 @@ def _llama_config(shape: ModelShape) -> PreTrainedConfig:
 
 
 def _gpt2_config(shape: ModelShape) -> PreTrainedConfig:
-    # Dropout off: its random numbers would differ between ranks and strategies, and so would the losses.
-    return GPT2Config(
+    config: PreTrainedConfig = GPT2Config(
         vocab_size=shape.vocab,
         n_embd=shape.hidden,
         n_inner=shape.ffn,
@@ -168,9 +175,7 @@ def _gpt2_config(shape: ModelShape) -> PreTrainedConfig:
         n_head=shape.heads,
         n_positions=shape.positions,
         tie_word_embeddings=shape.tied_embeddings,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
         bos_token_id=None,
         eos_token_id=None,
     )
+    return without_dropout(config)

@@ -38,6 +38,7 @@ def shape_of(directory: Path) -> ModelShape:
         vocab=_first(text, "vocab_size"),
         positions=_first(text, "max_position_embeddings", "n_positions"),
         tied_embeddings=bool(config.tie_word_embeddings),
+        has_biases=any(getattr(text, name, False) for name in ("attention_bias", "mlp_bias")),
         path=str(directory.resolve()),
     )
 

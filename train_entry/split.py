@@ -32,7 +32,9 @@ def shrink(model: PreTrainedModel, degree: int) -> None:
         raise ValueError(f"matrices of a model of type {family} cannot be split: only {', '.join(SPLIT)} can")
     for name, linear, dim in _split_matrices(model):
         whole = linear.weight.shape[dim]
-        if whole % degree or linear.bias is not None:
+        if linear.bias is not None:
+            raise ValueError(f"{name} has a bias: in a pipeline only matrices without one can be split")
+        if whole % degree:
             raise ValueError(f"{name} {tuple(linear.weight.shape)} cannot be split into {degree} equal parts")
         linear.weight = torch.nn.Parameter(linear.weight.narrow(dim, 0, whole // degree))
         linear.out_features, linear.in_features = linear.weight.shape

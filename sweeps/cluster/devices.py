@@ -13,7 +13,7 @@ from sweeps.cluster.facilities import (
     has_libaio,
     host_memory_bytes,
 )
-from sweeps.config.schema import ClusterConfig
+from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
 
@@ -40,8 +40,11 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def detect(cluster: ClusterConfig) -> Machine:
-    """This host as the configuration wants it used. Raises ConfigError where it cannot be."""
+def detect(cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
+    """This host as the configuration wants it used. Raises ConfigError where it cannot be.
+
+    `gate` where plans will be judged: what it leaves free is checked against the cards.
+    """
     cores = len(os.sched_getaffinity(0))
     gpus = () if cluster.device == "cpu" else find_gpus()
     if not gpus:
@@ -50,11 +53,7 @@ def detect(cluster: ClusterConfig) -> Machine:
                 f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
                 "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
             )
-        if cluster.memory_limit_gib is not None:
-            raise ConfigError(
-                f"cluster.memory_limit_gib={cluster.memory_limit_gib:g}: it applies to GPUs; "
-                "on a CPU ranks share the host's memory; leave it at null"
-            )
+        require_memory_limits(cluster, gate, ())
         return _machine("cpu", cluster, cluster.gpus_per_node or cores, ())
     (name, alike), *_ = Counter(gpu.name for gpu in gpus).most_common(1)  # a study never mixes card models
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
@@ -63,18 +62,43 @@ def detect(cluster: ClusterConfig) -> Machine:
         )
     count = cluster.gpus_per_node or alike
     ours = tuple(gpu for gpu in gpus if gpu.name == name)[:count]
-    _require_room(cluster.memory_limit_gib, ours)
+    require_memory_limits(cluster, gate, ours)
     return _machine("cuda", cluster, count, ours)
 
 
-def _require_room(limit_gib: float | None, gpus: tuple[Gpu, ...]) -> None:
-    """A limit above what a card has would be none."""
+def require_memory_limits(cluster: ClusterConfig, gate: GateConfig | None, gpus: Sequence[Gpu]) -> None:
+    """Raise ConfigError where a limit of memory would be none, or would leave nothing."""
+    limit_gib, headroom_gib = cluster.memory_limit_gib, gate.headroom_gib if gate else 0.0
+    problems = _limits_of_gpus(limit_gib, headroom_gib, gpus) if gpus else _limits(limit_gib, headroom_gib)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _limits_of_gpus(limit_gib: float | None, headroom_gib: float, gpus: Sequence[Gpu]) -> list[str]:
     card_gib = min(gpu.memory_bytes for gpu in gpus) / GIB
+    has = f"{gpus[0].name} has {card_gib:.1f} GiB"
+    problems = []
     if limit_gib is not None and limit_gib > card_gib:
-        raise ConfigError(
-            f"cluster.memory_limit_gib={limit_gib:g}: {gpus[0].name} has {card_gib:.1f} GiB; "
-            "null: all of them"
+        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {has}; null: all of them")
+    if headroom_gib >= card_gib:
+        problems.append(f"gate.headroom_gib={headroom_gib:g}: {has}, and nothing would be left; give less")
+    elif limit_gib is not None and limit_gib <= headroom_gib:
+        problems.append(
+            f"gate.headroom_gib={headroom_gib:g}: of cluster.memory_limit_gib={limit_gib:g} nothing would be "
+            f"left ({has}); give less"
         )
+    return problems
+
+
+def _limits(limit_gib: float | None, headroom_gib: float) -> list[str]:
+    """Those that are set where there are no GPUs."""
+    why = "it applies to GPUs; on a CPU ranks share the host's memory"
+    problems = []
+    if limit_gib is not None:
+        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {why}; leave it at null")
+    if headroom_gib > 0:
+        problems.append(f"gate.headroom_gib={headroom_gib:g}: {why}; leave it at 0")
+    return problems
 
 
 def _machine(device: str, cluster: ClusterConfig, ranks_per_node: int, gpus: tuple[Gpu, ...]) -> Machine:

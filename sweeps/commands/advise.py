@@ -13,7 +13,7 @@ from sweeps.export import reproduce_command
 from sweeps.forecast import Forecaster, hardware_for
 from sweeps.gate import room_of
 from sweeps.ledger import Ledger
-from sweeps.listing_words import VERDICTS, gib, limit_bytes
+from sweeps.listing_words import FIT_WORDS, gib, limit_bytes
 from sweeps.machine import Machine
 from sweeps.planner import Planner
 from sweeps.remedies import ALL, Grounds, Option, known, nothing_left, options, under_way
@@ -68,6 +68,9 @@ def _knobs(trial: Trial) -> str:
 def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str]:
     yield f"why:      {failure.kind}: {failure.kind.explanation}"
     yield f"          {failure.message}"
+    if failure.kind is FailureKind.INFEASIBLE:
+        yield "it was not launched; docs/failures.md, at `infeasible`, says what to do"
+        return
     attempt = directory.trial(trial.number).attempt(trial.measured_attempt or trial.attempts)
     steps = len(list(read_lines(attempt.metrics, StepMetrics)))
     where = [] if failure.rank is None else [f"rank {failure.rank}"]
@@ -105,7 +108,7 @@ def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tupl
     """Composes the trial alone, by its own overrides; expects what the study has taught."""
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(trial.overrides)
     config = composer.compose()
-    machine = detect(config.cluster)
+    machine = detect(config.cluster, config.gate)
     room = room_of(config.cluster, config.gate, machine)
     forecaster = Forecaster(record.model, hardware_for(machine), room, config.gate)
     forecaster.learn(trials)
@@ -155,7 +158,7 @@ def _expected(option: Option) -> str:
     """Whether its plan fits, and what it needs."""
     said = option.expected
     needs = f"peak {gib(said.peak_bytes)} GiB ({said.phase}), needed {gib(said.needed_bytes)}"
-    text = f"{VERDICTS[said.fit]}: {needs}{_of(limit_bytes(said))} GiB a rank"
+    text = f"{FIT_WORDS[said.fit]}: {needs}{_of(limit_bytes(said))} GiB a rank"
     if option.candidate.plan.offload.devices:
         text += f"; {gib(said.host_bytes)}{_of(said.host_limit_bytes)} GiB of the node's host memory"
     return text

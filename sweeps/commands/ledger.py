@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from sweeps.cluster.devices import find_gpus
+from sweeps.cluster.devices import find_gpus, require_memory_limits
 from sweeps.commands.machines import GPUS_PER_NODE, chosen_gpu, machine_with
 from sweeps.config.compose import Composer, open_composer
 from sweeps.config.schema import SweepConfig
@@ -16,14 +16,16 @@ from sweeps.estimate.account import Memory
 from sweeps.estimate.memory import COLD, memory_of
 from sweeps.estimate.states import MASTER_BYTES, MOMENT_BYTES, moments_of
 from sweeps.forecast import hardware_for
-from sweeps.gate import Room, Verdict, judge, room_of
+from sweeps.gate import Judgement, Room, judge, room_of
+from sweeps.inputs import require_room
 from sweeps.listing_view import headed
-from sweeps.listing_words import GIB, GROUPS, VERDICTS, basis, gib
+from sweeps.listing_words import FIT_WORDS, GIB, GROUPS, basis, gib
 from sweeps.machine import Gpu, Machine
 from sweeps.models import model_shape
 from sweeps.plan import Rejection, resolve
+from sweeps.rules.base import choices
 from sweeps.settings import Settings
-from train_entry.contract import Fit, ModelShape, Offload, Plan, Precision, Scalar
+from train_entry.contract import Fit, ModelShape, Offload, Plan, Precision, Reason, Scalar
 
 STRATEGIES = (
     "ddp",
@@ -72,28 +74,32 @@ class Entry:
     plan: Plan
     plain: Account
     memory: Memory
-    verdict: Verdict
+    verdict: Judgement
 
 
 def ledger_lines(overrides: Sequence[str], card: str | None, memory_gib: float | None) -> Iterator[str]:
     """The whole account. Raises ConfigError where the overrides make no legal plan."""
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(overrides)
     config = composer.compose()
+    if config.cluster.device == "cpu":
+        raise ConfigError("cluster.device=cpu: a ledger is of GPUs, and needs none here; leave it at auto")
     model = model_shape(config.model)
     gpu, why = chosen_gpu(card, memory_gib)
     per_node = config.cluster.gpus_per_node or GPUS_PER_NODE
     machine = machine_with(gpu, per_node, -(-max(RANKS) // per_node), config.cluster.nvme_path)
+    require_memory_limits(config.cluster, config.gate, machine.gpus)
     room = room_of(config.cluster, config.gate, machine)
+    require_room(room, hardware_for(machine))
     entries, refused = _entries(composer, config, model, machine, room)
     if not entries:
-        raise ConfigError(list(dict.fromkeys(refused.values())))
+        raise ConfigError(list(dict.fromkeys(text for texts in refused.values() for text in texts)))
     yield from _head(model, config, entries[0].plan)
     yield f"card: {_card(gpu, per_node)} ({why})"
     yield ""
     yield from _table(entries, room)
     yield ""
     yield f"fits from so many GPUs: {_fewest(entries)}"
-    yield from (f"left out: {preset}: {reason}" for preset, reason in refused.items())
+    yield from (f"left out: {preset}: {text}" for preset, texts in refused.items() for text in texts)
     yield f"estimated: {basis(hardware_for(machine), room, config.gate, 0)}"
     yield from _notes(entries, config)
 
@@ -121,19 +127,19 @@ def bytes_a_parameter(plan: Plan) -> tuple[int, int, int]:
 
 def _entries(
     composer: Composer, config: SweepConfig, model: ModelShape, machine: Machine, room: Room
-) -> tuple[list[Entry], dict[str, str]]:
-    """Those that are legal; and a reason for each preset that never is."""
+) -> tuple[list[Entry], dict[str, list[str]]]:
+    """Those that are legal; and the reasons for each preset that never is."""
     settings = Settings(composer, machine)
     hardware = hardware_for(machine)
     entries: list[Entry] = []
-    refused: dict[str, str] = {}
+    refused: dict[str, list[str]] = {}
     for preset in _presets(composer):
-        reasons: list[str] = []
+        reasons: dict[int, tuple[Reason, ...]] = {}
         before = len(entries)
         for ranks in [config.ranks] if config.ranks else RANKS:
             plan = resolve(_settled(settings, _point(preset, ranks)), model, machine)
             if isinstance(plan, Rejection):
-                reasons += plan.texts
+                reasons[ranks] = plan.reasons
                 continue
             memory = memory_of(plan, model, hardware)
             verdict = judge(memory, COLD, room, config.gate.quantile)
@@ -142,8 +148,29 @@ def _entries(
                 Entry(preset=preset or plan.strategy, plan=plan, plain=plain, memory=memory, verdict=verdict)
             )
         if len(entries) == before:
-            refused[preset or "the strategy"] = reasons[-1]
+            refused[preset or "the strategy"] = _by_rule(reasons)
     return entries, refused
+
+
+def _by_rule(reasons: Mapping[int, Sequence[Reason]]) -> list[str]:
+    """One line a rule, of the most GPUs at which it is broken: the texts differ in that number alone.
+
+    What holds at any number comes first; of the others it is said where they hold.
+    """
+    texts: dict[str, str] = {}
+    broken_at: dict[str, list[int]] = {}
+    for ranks, found in reasons.items():
+        for reason in found:
+            texts[reason.rule] = reason.text
+            broken_at.setdefault(reason.rule, []).append(ranks)
+    ordered = sorted(texts, key=lambda rule: -len(broken_at[rule]))
+    return [texts[rule] + _where(broken_at[rule], len(reasons)) for rule in ordered]
+
+
+def _where(broken_at: Sequence[int], tried: int) -> str:
+    if len(broken_at) == tried:
+        return ""
+    return f" (on {choices([*broken_at])} GPU{'s' * (list(broken_at) != [1])})"
 
 
 def _presets(composer: Composer) -> Sequence[str]:
@@ -215,7 +242,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         gib(_activations(memory)),
         gib(memory.peak_bytes),
         gib(verdict.needed_bytes),
-        VERDICTS[verdict.fit],
+        FIT_WORDS[verdict.fit],
         gib(memory.host_bytes),
     )
 

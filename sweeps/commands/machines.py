@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from sweeps.cluster.devices import detect, find_gpus
-from sweeps.config.schema import ClusterConfig
+from sweeps.cluster.devices import detect, find_gpus, require_memory_limits
+from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine, Nvme
 from train_entry.contract import Measurement, StudyRecord, Trial
@@ -43,8 +44,8 @@ def named_gpu(name: str, memory_gib: float | None) -> Gpu:
     if size_gib is None:
         known = ", ".join(known for known, _ in MEMORY_GIB)
         raise ConfigError(f"--card {name}: not known here; add --memory-gib N, or take one of {known}")
-    if size_gib <= 0:
-        raise ConfigError(f"--memory-gib {size_gib:g}: give more than 0")
+    if size_gib <= 0 or not math.isfinite(size_gib * GIB):
+        raise ConfigError(f"--memory-gib {size_gib:g}: give a finite number above 0")
     card = card_of(name)
     capability = None if card is None else (8, 0) if card.has_bf16 else (7, 0)
     return Gpu(index=0, uuid=name, name=name, memory_bytes=round(size_gib * GIB), capability=capability)
@@ -56,7 +57,7 @@ def chosen_gpu(name: str | None, memory_gib: float | None) -> tuple[Gpu, str]:
         return named_gpu(name, memory_gib), "as asked"
     here = find_gpus()
     if here:
-        size_gib = memory_gib or here[0].memory_bytes / GIB
+        size_gib = here[0].memory_bytes / GIB if memory_gib is None else memory_gib
         return named_gpu(here[0].name, size_gib), "this machine's; --card and --memory-gib choose another"
     return (
         named_gpu(DEFAULT_CARD, memory_gib),
@@ -79,22 +80,22 @@ def machine_with(gpu: Gpu, ranks_per_node: int, nodes: int, nvme_path: str | Non
     )
 
 
-def study_machine(
-    record: StudyRecord, trials: Iterable[Trial], cluster: ClusterConfig
-) -> tuple[Machine, str]:
+def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepConfig) -> tuple[Machine, str]:
     """Where a study ran; empty text where that is here, else what is assumed. Raises ConfigError."""
+    cluster, gate = config.cluster, config.gate
     device = record.versions.get("device", "CPU")
     known = list(trials)
     ranks = max([_asked_ranks(record), *(trial.plan.ranks for trial in known if trial.plan)])
     if device == "CPU":
-        here = detect(dataclasses.replace(cluster, device="cpu"))
+        here = detect(dataclasses.replace(cluster, device="cpu"), gate)
         return dataclasses.replace(here, ranks_per_node=max(here.ranks_per_node, ranks)), ""
     if sum(gpu.name == device for gpu in find_gpus()) >= (cluster.gpus_per_node or ranks):
-        return detect(cluster), ""
+        return detect(cluster, gate), ""
     size_bytes = _seen_bytes(known)
     if size_bytes is None and _memory_gib(device) is None:
         raise ConfigError(f"study {record.name} ran on {device}, whose memory is not known here; ask there")
     gpu = named_gpu(device, size_bytes / GIB if size_bytes else None)
+    require_memory_limits(cluster, gate, (gpu,))
     return (
         machine_with(gpu, cluster.gpus_per_node or ranks, 1, cluster.nvme_path),
         f"judged for {device}, {gpu.memory_bytes / GIB:,.2f} GiB, where the study ran",

@@ -10,20 +10,22 @@ from pathlib import Path
 
 from sweeps.commands.machines import study_machine
 from sweeps.config.compose import Composer, open_composer
-from sweeps.config.schema import STUDY_KEYS
+from sweeps.config.schema import STUDY_KEYS, GateConfig
 from sweeps.errors import ConfigError
 from sweeps.export import reproduce_command
 from sweeps.forecast import Forecaster, hardware_for
 from sweeps.gate import room_of
-from sweeps.identity import comparable
+from sweeps.identity import comparable, under
+from sweeps.inputs import require_room
 from sweeps.ledger import Ledger
-from sweeps.listing_words import OBJECTIVES, VERDICTS, basis, biggest, gib, limit_bytes, speed
+from sweeps.listing_words import FIT_WORDS, OBJECTIVES, basis, biggest, gib, limit_bytes, speed
 from sweeps.plan import Rejection
 from sweeps.planner import Planned, Planner
 from train_entry.contract import (
     Estimate,
     Failure,
     FailureKind,
+    Fit,
     Measurement,
     Plan,
     Scalar,
@@ -45,6 +47,8 @@ PLACES = (
     State.CANCELLED,
     State.REUSED,
 )
+# Change no plan, only whether it is said to fit: may be asked of any study.
+MARGIN_KEYS = ("gate", "cluster.memory_limit_gib", "cluster.limit_counts_context")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +69,8 @@ class Case:
     trials: Sequence[Trial]
     planned: Planned
     expectation: Expectation
+    gate: GateConfig
+    margin: tuple[str, ...]  # overrides that ask for another than the study's
 
     @property
     def unit(self) -> str:
@@ -90,21 +96,29 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
     is_gpu = record.versions.get("device", "CPU") != "CPU"
     composer = composer_for(open_composer(lambda: is_gpu), record, overrides)
     config = composer.compose()
-    machine, note = study_machine(record, trials, config.cluster)
+    machine, note = study_machine(record, trials, config)
     planned = Planner(composer, record.model, machine, record.name).plan({})
     asked = " ".join(map(shlex.quote, overrides)) or "as the study stands"
     if isinstance(planned.plan, Rejection):
         yield f"{asked}: rejected, it makes no legal plan"
         yield from _rejected(planned.plan)
         return
-    room = room_of(config.cluster, config.gate, machine)
-    hardware = hardware_for(machine)
+    room, hardware = room_of(config.cluster, config.gate, machine), hardware_for(machine)
+    require_room(room, hardware)
     cold = Forecaster(record.model, hardware, room, config.gate)
     learned = Forecaster(record.model, hardware, room, config.gate)
     learned.learn(trials)
     made = basis(hardware, room, config.gate, learned.observations)
     expectation = Expectation(cold=cold, learned=learned, basis=made)
-    case = Case(directory=directory, record=record, trials=trials, planned=planned, expectation=expectation)
+    case = Case(
+        directory=directory,
+        record=record,
+        trials=trials,
+        planned=planned,
+        expectation=expectation,
+        gate=config.gate,
+        margin=tuple(text for text in overrides if under(key_of(text), MARGIN_KEYS)),
+    )
     yield f"{asked}: {_plan_text(planned.plan)}"
     if note:
         yield f"note:      {note}"
@@ -113,8 +127,7 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
 
 def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[str]) -> Composer:
     """The study's own overrides, without what it varied, and these. Raises ConfigError."""
-    fixed_keys = [key for text in overrides if (key := key_of(text)).partition(".")[0] in STUDY_KEYS]
-    if fixed_keys:
+    if fixed_keys := [key for text in overrides if _is_fixed(key := key_of(text))]:
         raise ConfigError([f"{key}: fixed within study {record.name}; leave it out" for key in fixed_keys])
     said = list(record.overrides) or [
         f"{key}={_typed(value)}"
@@ -126,6 +139,10 @@ def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[st
     taken = {key_of(text) for text in overrides} | set(record.dimensions)
     kept = [text for text in said if key_of(text) not in taken]
     return composer.with_fixed([*kept, *overrides])
+
+
+def _is_fixed(key: str) -> bool:
+    return key.partition(".")[0] in STUDY_KEYS and not under(key, MARGIN_KEYS)
 
 
 def key_of(override: str) -> str:
@@ -170,6 +187,10 @@ def _answer(case: Case, plan: Plan) -> Iterator[str]:
         case None:
             yield f"answer:    {_name(trial)} is {trial.state}: no result yet"
             yield from _expected(case, plan)
+    if trial.outcome is not None:
+        yield from _now(case, plan, trial)
+    if trial.is_refused:  # alone it is launched whatever the gate says
+        yield _command(case)
     yield from _others(others)
 
 
@@ -220,8 +241,11 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
 
 
 def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[str]:
-    yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind}: {failure.kind.explanation}"
-    yield f"message:   {failure.message}"
+    if trial.is_refused:
+        yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind.explanation}"
+    else:
+        yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind}: {failure.kind.explanation}"
+        yield f"message:   {failure.message}"
     yield from _shared(trial)
     if trial.state is State.INFEASIBLE:
         yield from _memory(trial.estimate or case.expectation.learned.estimate(plan))
@@ -229,13 +253,30 @@ def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[
         yield f"next:      python -m sweeps advise {shlex.quote(str(case.directory.path))} {trial.number}"
 
 
-def _memory(estimate: Estimate) -> Iterator[str]:
+def _now(case: Case, plan: Plan, trial: Trial) -> Iterator[str]:
+    """What is expected today, where that is another verdict on a refused plan, or asked for by a margin."""
+    then, now = trial.estimate, case.expectation.learned.estimate(plan)
+    is_revised = trial.is_refused and then is not None and then.fit is not now.fit
+    if not is_revised and not case.margin:
+        return
+    yield f"now:       {FIT_WORDS[now.fit]}: {_need(now)}"
+    yield f"estimates: {case.expectation.basis}"
+    is_of_the_gate = all(under(key_of(text), ("gate",)) for text in case.margin)
+    if trial.is_refused and is_of_the_gate and (now.fit is not Fit.TOO_LARGE or not case.gate.enabled):
+        said = " ".join(["the study's next start", *(["with"] if case.margin else []), *case.margin])
+        is_counted = case.gate.enabled and now.fit is Fit.BORDERLINE
+        yield f"next:      {said} launches it{', if gate.borderline has one left' * is_counted}"
+
+
+def _need(estimate: Estimate) -> str:
     limit = limit_bytes(estimate)
     of = f" of {gib(limit)} GiB" if limit is not None else ""
-    yield (
-        f"memory:    peak {gib(estimate.peak_bytes)} GiB ({estimate.phase}), "
-        f"needed {gib(estimate.needed_bytes)} GiB{of}"
-    )
+    peak = f"peak {gib(estimate.peak_bytes)} GiB ({estimate.phase})"
+    return f"{peak}, needed {gib(estimate.needed_bytes)} GiB{of}"
+
+
+def _memory(estimate: Estimate) -> Iterator[str]:
+    yield f"memory:    {_need(estimate)}"
     yield f"made of:   {biggest(estimate.components)} GiB"
     if estimate.why:
         yield f"too much:  {estimate.why}"
@@ -249,10 +290,14 @@ def _untried(case: Case, plan: Plan) -> Iterator[str]:
     else:
         yield "answer:    untried"
     yield from _expected(case, plan)
+    yield _command(case)
+
+
+def _command(case: Case) -> str:
     place = [f"study={case.directory.path.name}"]  # beside the others, in one table
     if (studies := case.directory.path.absolute().parent) != Path("studies").absolute():
         place.append(f"studies_dir={studies}")
-    yield f"try it:    {reproduce_command([*case.planned.overrides, *place])}"
+    return f"try it:    {reproduce_command([*case.planned.overrides, *place])}"
 
 
 def _dominated(case: Case, plan: Plan) -> Iterator[str]:
@@ -296,6 +341,6 @@ def _expected(case: Case, plan: Plan) -> Iterator[str]:
 
 def _figures(case: Case, estimate: Estimate) -> str:
     return (
-        f"{VERDICTS[estimate.fit]}, {speed(case.value(estimate))} {case.unit}, "
+        f"{FIT_WORDS[estimate.fit]}, {speed(case.value(estimate))} {case.unit}, "
         f"{estimate.step_s * 1e3:,.0f} ms a step, peak {gib(estimate.peak_bytes)} GiB"
     )

@@ -18,11 +18,13 @@ from sweeps.config.compose import Composer, one_line
 from sweeps.config.fields import FIELDS
 from sweeps.config.schema import STUDY_KEYS
 from sweeps.errors import ConfigError
+from sweeps.identity import FREE_KEYS, under
 from sweeps.relevance import CONDITIONS, decision_rank
 from sweeps.space import Choices, Dimension, Interval, Matters, Point, SearchSpace, powers_of_two
 from train_entry.contract import Scalar
 
 KNOWN_TAGS = frozenset({"log"})
+NAMING_KEYS = ("study", "studies_dir", "objective", "space")  # of the free ones: another makes another study
 MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another matters in any
 
 
@@ -119,10 +121,16 @@ def _bad_key(override: Override, composer: Composer) -> str | None:
     if override.type is not None and override.type.name != "CHANGE":
         return f"{override.input_line}: only existing knobs can vary; {validate.suggest(key)}"
     if key.partition(".")[0] in STUDY_KEYS:
-        return f"{key}: fixed within a study; give it one value, and start a study for another"
+        return f"{key}: {_why_fixed(key)}"
     if key not in FIELDS and key not in composer.groups():
         return f"{key}: no such knob; {validate.suggest(key)}"
     return None
+
+
+def _why_fixed(key: str) -> str:
+    if under(key, FREE_KEYS) and not under(key, NAMING_KEYS):
+        return "is no dimension; give it one value, which the next start of the study may change"
+    return "fixed within a study; give it one value, and start a study for another"
 
 
 def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimension, ...]:

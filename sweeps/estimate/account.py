@@ -57,6 +57,7 @@ class Memory:
     host_bytes: int  # of all ranks of the fullest node
     nvme_bytes: int  # of all ranks of the fullest node
     gaps: float = 1.0  # of the usual fragmentation
+    process_bytes: int = 0  # of host_bytes, what processes take that train nothing
 
     @property
     def fullest(self) -> StageMemory:

@@ -60,6 +60,8 @@ def saved(plan: Plan, model: ModelShape) -> Saved:
         width *= COMPILED_IN_PIECES
     scores = _scores(plan, model, wide)
     has_gate = census(model).is_gated
+    # A tied head is split by vocabulary, and so is its loss; logits of another are gathered: see share.py.
+    parts = plan.tensor if model.tied_embeddings and plan.pipeline == 1 else 1
     return Saved(
         block=tokens * width + scores,
         block_input=tokens * model.hidden * residual,
@@ -68,7 +70,7 @@ def saved(plan: Plan, model: ModelShape) -> Saved:
         backward=tokens * max(2 * wide * model.ffn / plan.tensor, (residual + FP32_BYTES) * model.hidden)
         + 1.5 * scores,
         outside=tokens * model.hidden * _outside(wide, autocast, has_gate),
-        logits=tokens * model.vocab * (COMPILED_LOGITS_BYTES if plan.compile else LOGITS_BYTES),
+        logits=tokens * model.vocab / parts * (COMPILED_LOGITS_BYTES if plan.compile else LOGITS_BYTES),
         hidden=tokens * model.hidden * residual,
     )
 

@@ -7,6 +7,7 @@ Page-locked buffers count in a process's resident memory, and torch rounds each 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from sweeps.estimate.activations import element_bytes
 from sweeps.estimate.hardware import Hardware
@@ -31,7 +32,20 @@ def host_bytes(plan: Plan, model: ModelShape, hardware: Hardware, device_bytes: 
     if hardware.device == "cpu":
         return ranks * device_bytes
     largest = max(_offloaded(plan, share) for share in shares(plan, model)) if plan.offload.devices else 0.0
-    return int(ranks * (PROCESS_BYTES["cuda"] + max(largest, _whole_model(plan, model))))
+    return process_bytes(plan, hardware) + int(ranks * max(largest, _whole_model(plan, model)))
+
+
+def offloaded_bytes(plan: Plan, share: Share) -> float:
+    """What one rank of a CPU keeps of what is offloaded: in the memory it has anyway, with nothing locked."""
+    if not plan.offload.devices:
+        return 0.0
+    return _offloaded(replace(plan, offload=replace(plan.offload, pin_memory=False)), share)
+
+
+def process_bytes(plan: Plan, hardware: Hardware) -> int:
+    """Of host_bytes, what processes take that train nothing. On a CPU they are part of the device's."""
+    ranks = min(plan.ranks, hardware.ranks_per_node)
+    return 0 if hardware.device == "cpu" else ranks * PROCESS_BYTES["cuda"]
 
 
 def _whole_model(plan: Plan, model: ModelShape) -> float:

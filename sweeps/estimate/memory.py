@@ -30,7 +30,7 @@ from sweeps.estimate.account import (
 from sweeps.estimate.activations import Saved, saved
 from sweeps.estimate.classes import PlanClass, class_of
 from sweeps.estimate.hardware import Hardware
-from sweeps.estimate.host import PROCESS_BYTES, host_bytes, nvme_bytes
+from sweeps.estimate.host import PROCESS_BYTES, host_bytes, nvme_bytes, offloaded_bytes, process_bytes
 from sweeps.estimate.share import Share, shares
 from sweeps.estimate.states import FP32_BYTES, States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
@@ -92,6 +92,7 @@ def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: Memory
         context_bytes=int(_context_bytes(plan, hardware) * factors.context),
         host_bytes=host_bytes(plan, model, hardware, peak),
         nvme_bytes=nvme_bytes(plan, model, hardware),
+        process_bytes=process_bytes(plan, hardware),
         gaps=EXPANDABLE_GAPS if plan.expandable_segments else 1.0,
     )
 
@@ -182,6 +183,7 @@ class _Parts:
             scaled("offload buffer", buffers.offload_buffer(plan, held, share)),
             scaled("workspace", buffers.workspace(self.hardware)),
             scaled("process", PROCESS_BYTES["cpu"] if is_cpu else 0),
+            scaled("offloaded", offloaded_bytes(plan, share) if is_cpu else 0),
             scaled("unseen", self.factors.unseen_bytes),
         ]
 

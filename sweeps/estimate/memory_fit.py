@@ -6,7 +6,7 @@ odd observation moves little. A plan that ran out of memory says that it needed 
 while the estimate says less. One that ran says that it fits.
 
 The factors are shared by all plans, so a kind of plans that is counted wrongly must not bend them:
-observations that they cannot explain together count less, and what is left goes to a ratio of that kind's own.
+observations that they cannot explain together count less, and what is left goes to a ratio of that kind.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ CONTEXT_WEIGHT = 1.0  # of the default, in observations
 SPREAD_WEIGHT = 4.0  # likewise
 NOISE_WEIGHT = 4.0  # of NOISE, likewise
 CLASS_WEIGHT = 1.0  # of a ratio of 1, likewise
+CLASS_ERROR = 0.35  # of a kind's ratio: one observation further off than 40% counts as if it were not
 CLASS_BOUNDS = (0.5, 2.0)
 PASSES = 4
 OVER = 0.01  # a plan that ran out needed more than its limit: by this much
@@ -163,10 +164,11 @@ def _ratios(rows: list[_Row], values: tuple[float, ...]) -> dict[PlanClass, floa
     lowest, highest = CLASS_BOUNDS
     for kind in PlanClass:
         ran = [_residual(row, values) for row in rows if row.kind is kind and row.peak is not None]
+        ran = [max(-CLASS_ERROR, min(CLASS_ERROR, residual)) for residual in ran]
         ran_out = [_residual(row, values) for row in rows if row.kind is kind and row.peak is None]
         if not ran and not ran_out:
             continue
-        above = [residual for residual in ran_out if residual > 0]
+        above = [min(CLASS_ERROR, residual) for residual in ran_out if residual > 0]
         shrunk = (sum(ran) + sum(above)) / (len(ran) + len(above) + CLASS_WEIGHT)
         ratio = math.exp(shrunk if ran else max(ran_out))
         ratios[kind] = min(highest, max(lowest, ratio))

@@ -81,28 +81,32 @@ def _share(model: ModelShape, tensor: int, pipeline: int, stage: int, in_flight:
     counted, last = census(model), pipeline - 1
     blocks = _blocks(model.layers, pipeline, stage)
     # DeepSpeed's AutoTP (module_inject/auto_tp.py) splits linear layers, the head among them, and leaves
-    # embeddings and norms whole: 705.7M parameters a rank of a 1,345.4M model at tensor=2, as recorded.
+    # embeddings and norms whole: 705.7M parameters a rank of a 1,345.4M model at tensor=2, as recorded. An
+    # embedding that is the head too it splits by vocabulary (runtime/engine.py, vocab_parallel_lm_head). In a
+    # pipeline blocks alone are split (train_entry/split.py).
     block = counted.block_norms + (counted.block - counted.block_norms) / tensor
     has_embedding = stage == 0
     has_head = stage == last
-    head = counted.head / tensor if has_head else 0.0
+    by_vocabulary = tensor if pipeline == 1 else 1
+    embedding = counted.embedding / (by_vocabulary if model.tied_embeddings else 1)
+    head = counted.head / by_vocabulary if has_head else 0.0
     copies = int(has_embedding) or int(has_head and model.tied_embeddings)  # the last stage has its own
-    whole = copies * counted.embedding + has_head * counted.final_norm
+    whole = copies * embedding + has_head * counted.final_norm
     largest = max(
         model.hidden * model.ffn / tensor,
-        model.vocab * model.hidden if copies else 0.0,
+        embedding if copies else 0.0,
         head,
     )
     parameters = blocks * block + whole + head
     matrices = tuple([(blocks * each, size / tensor) for each, size in counted.matrices])
-    known = (*matrices, (copies, float(model.vocab * model.hidden)), (int(head > 0), head))
+    known = (*matrices, (copies, float(embedding)), (int(head > 0), head))
     left = max(0.0, parameters - sum([each * size for each, size in known]))
     return Share(
         stage=stage,
         blocks=blocks,
         parameters=parameters,
         block_parameters=block,
-        head_parameters=(head or counted.embedding) if has_head else 0.0,
+        head_parameters=(head or embedding) if has_head else 0.0,
         largest_parameter=largest,
         tensors=(*known, (1, left)),
         has_embedding=has_embedding,

@@ -8,15 +8,28 @@ from sweeps.rules.base import Draft, rule
 LEAST_WARMUP_STEPS = 2  # of DeepSpeed's schedules: deepspeed/runtime/lr_schedules.py
 
 
-@rule(source="every k-th of L transformer blocks")
+@rule(source="every k-th of L transformer blocks, counted in each stage of a pipeline")
 def a_block_is_checkpointed(draft: Draft) -> str | None:
     """With k beyond the number of blocks only the first would, as with k = their number: a mistake."""
     every = block_interval(draft.config.activation_checkpointing) or 0
-    if every <= draft.model.layers:
+    blocks = max(1, draft.model.layers // draft.pipeline)
+    if every <= blocks:
+        return None
+    whose = draft.model.name if draft.pipeline == 1 else f"a stage of pipeline={draft.pipeline}"
+    return (
+        f"activation_checkpointing={every}: {whose} has {blocks} blocks, so no {every}th; it may be none, "
+        f"full, or up to {blocks}"
+    )
+
+
+@rule(source="train_entry/split.py: what each rank adds would be added once a rank")
+def a_hybrid_splits_no_biases(draft: Draft) -> str | None:
+    """Inside of a pipeline matrices are split without their biases, which most Llamas do not have."""
+    if draft.tensor == 1 or draft.pipeline == 1 or not draft.model.has_biases:
         return None
     return (
-        f"activation_checkpointing={every}: {draft.model.name} has {draft.model.layers} blocks, so no "
-        f"{every}th; it may be none, full, or up to {draft.model.layers}"
+        f"tensor={draft.tensor} with pipeline={draft.pipeline}: the matrices of {draft.model.name} have "
+        "biases, which cannot be split inside of a pipeline; one of the degrees may be 1"
     )
 
 
@@ -80,6 +93,7 @@ def the_ends_of_the_rate_are_below_its_peak(draft: Draft) -> str | None:
 
 RULES = (
     a_block_is_checkpointed,
+    a_hybrid_splits_no_biases,
     flash_attention_is_installed,
     flash_attention_needs_half_precision_on_gpus,
     flash_attention_needs_a_card_that_has_it,

@@ -41,6 +41,21 @@ def bf16_needs_a_card_that_has_it(draft: Draft) -> str | None:
     )
 
 
+@rule(source="deepspeed/runtime/fp16/unfused_optimizer.py steps once with zero gradients, to make its states")
+def decay_by_sgd_needs_a_zero_stage_in_bf16(draft: Draft) -> str | None:
+    """DeepSpeed decays the weights at the peak rate before the first step, and begins with that momentum."""
+    config = draft.config
+    is_sgd = config.optimizer.name == "sgd" and config.optimizer.weight_decay > 0
+    is_plain = draft.is_deepspeed and draft.stage == 0 and draft.pipeline == 1
+    if not is_plain or draft.precision != "bf16" or not is_sgd:
+        return None
+    return (
+        f"optimizer=sgd with optimizer.weight_decay={config.optimizer.weight_decay:g}, precision=bf16 and "
+        "zero.stage=0 changes the weights before the first step; zero.stage may be 1, 2 or 3, or "
+        "optimizer.weight_decay=0"
+    )
+
+
 @rule(source="deepspeed/runtime/engine.py, _do_optimizer_sanity_check: unsupported mix of dtypes")
 def accumulation_in_another_format_needs_a_zero_stage(draft: Draft) -> str | None:
     """Without ZeRO, gradients live in the parameters' own format."""
@@ -82,6 +97,7 @@ def the_loss_scale_begins_above_its_minimum(draft: Draft) -> str | None:
 
 RULES = (
     fp16_needs_a_zero_stage,
+    decay_by_sgd_needs_a_zero_stage_in_bf16,
     fp16_needs_a_cpu_that_has_it,
     bf16_needs_a_card_that_has_it,
     accumulation_in_another_format_needs_a_zero_stage,

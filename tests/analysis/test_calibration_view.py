@@ -93,7 +93,7 @@ def test_a_study_without_estimates_says_so(built: StudyBuilder, capsys: pytest.C
 
 def test_the_csv_has_raw_numbers(built: StudyBuilder, tmp_path: Path) -> None:
     built.estimated(3, an_estimate(observations=2))
-    path = tmp_path / "out" / "comparison.csv"
+    path = tmp_path / "comparison.csv"
     assert main(["calibration", str(built.directory.path), "--csv", str(path)]) == 0
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -122,9 +122,29 @@ def test_a_file_that_cannot_be_written_is_said_in_one_line(
     built: StudyBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built.estimated(0, an_estimate())
-    path = built.directory.path
-    assert main(["calibration", str(path), "--csv", str(path / "trials")]) == 1
-    assert capsys.readouterr().err.startswith(f"python -m analysis: cannot write {path / 'trials'}: ")
+    path = built.directory.path / "calibration.html"
+    path.mkdir()
+    assert main(["calibration", str(built.directory.path)]) == 1
+    assert capsys.readouterr().err.startswith(f"python -m analysis: cannot write {path}: ")
+
+
+def test_a_csv_makes_no_folders(
+    built: StudyBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built.estimated(0, an_estimate())
+    path = tmp_path / "out" / "comparison.csv"
+    assert main(["calibration", str(built.directory.path), "--csv", str(path)]) == 2
+    said = capsys.readouterr()
+    why = f"there is no folder {path.parent}; make it, or give another"
+    assert (said.out, said.err) == ("", f"python -m analysis: --csv {path}: {why}\n")
+    assert not path.parent.exists()
+
+
+def test_a_csv_is_no_directory(built: StudyBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    built.estimated(0, an_estimate())
+    path = built.directory.path / "trials"
+    assert main(["calibration", str(built.directory.path), "--csv", str(path)]) == 2
+    assert capsys.readouterr().err == f"python -m analysis: --csv {path}: is a directory; give a file in it\n"
 
 
 # ---------------------------------------------------------------- the page

@@ -228,6 +228,18 @@ def test_step_times_are_known_before_and_after_some_trials(table: str) -> None:
 
 
 @pytest.mark.parametrize("table", timed_tables())
+def test_step_times_after_another_table(table: str) -> None:
+    """Fitted to all trials of another table, with another number of cards."""
+    rows = timed_tables()[table]
+    print(f"\n{'fitted to':30} scored on {table}:  median      p95 spearman best in 5")
+    print(f"{'nothing':30} {score(ours([]), rows, rows).line}")
+    for name, seen in timed_tables().items():
+        where = f"{name} (itself)" if name == table else name
+        print(f"{where:30} {score(ours(seen), rows, rows).line}")
+    assert rows
+
+
+@pytest.mark.parametrize("table", timed_tables())
 def test_trials_mend_wrong_factors(table: str) -> None:
     rows = timed_tables()[table]
     print(f"\n{table}, beginning with {WRONG.named}")

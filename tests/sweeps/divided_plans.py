@@ -56,6 +56,7 @@ DIVIDED: list[tuple[Machine, ModelShape, Changes, set[str]]] = [
     (CPU, GPT2, TENSOR, {"tensor_parallel_knows_the_family"}),
     (CPU, MISTRAL, TENSOR, {"tensor_parallel_knows_the_family"}),
     (CPU, MISTRAL, PIPE, {"a_pipeline_knows_the_family"}),
+    (CPU, dataclasses.replace(GPT2, vocab=1023), TENSOR, {"tensor_parallel_knows_the_family"}),
     (CPU, GPT2, HYBRID, {"tensor_parallel_knows_the_family"}),
     (CPU, MISTRAL, HYBRID, {"tensor_parallel_knows_the_family", "a_pipeline_knows_the_family"}),
     (CPU, dataclasses.replace(WIDE, kv_heads=1), TENSOR, {"tensor_ranks_share_evenly"}),
@@ -180,6 +181,8 @@ DIVIDED: list[tuple[Machine, ModelShape, Changes, set[str]]] = [
     # Both.
     (H200, WIDE, {**HYBRID, "compile": True}, {"a_hybrid_is_not_compiled"}),
     (CPU, WIDE, {**HYBRID, "activation_checkpointing": "9"}, {"a_block_is_checkpointed"}),
+    (CPU, WIDE, {**HYBRID, "activation_checkpointing": "5"}, {"a_block_is_checkpointed"}),  # 4 a stage
+    (CPU, dataclasses.replace(WIDE, has_biases=True), HYBRID, {"a_hybrid_splits_no_biases"}),
 ]
 
 LEGALLY_DIVIDED: list[tuple[Machine, ModelShape, Changes]] = [

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sweeps.cluster.base import JobHandle, JobState
-from sweeps.loop import Clock
 from sweeps.machine import Machine
+from sweeps.recovery import Clock
 from tests.examples import a_rank_measurement
 from train_entry.contract import (
     AttemptDir,

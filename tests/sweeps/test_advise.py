@@ -10,7 +10,7 @@ import pytest
 from sweeps.__main__ import main
 from tests.sweeps.fake_cluster import Script, crash, failing, measured, oom
 from tests.sweeps.loop_bench import Bench
-from train_entry.contract import FailureKind, State, dump, write_atomic
+from train_entry.contract import Failure, FailureKind, State, dump, write_atomic
 
 # The same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
@@ -135,6 +135,19 @@ def test_of_a_trial_that_did_not_run_out_of_memory_it_says_so(
     said = advise(study({"*": [crash]}, "micro_batch=2,2"), 1)
     assert said["why"] == "crashed: a rank ended with an error of its own"
     assert "it did not run out of memory; docs/failures.md, at `crashed`, says what to do" in said
+
+
+def test_of_a_plan_that_was_refused_it_says_that_nothing_ran(
+    study: Callable[..., Bench], advise: Advise
+) -> None:
+    made = study({"*": [oom]}, "micro_batch=2,2")
+    failure = Failure(kind=FailureKind.INFEASIBLE, message="not launched: needs 9.00 GiB of 8.00 GiB")
+    made.ledger().change(1, outcome=failure, attempts=0, advice=None)
+    said = advise(made, 1)
+    assert said["why"] == "infeasible: the plan cannot fit; it was not launched"
+    assert "it was not launched; docs/failures.md, at `infeasible`, says what to do" in said
+    assert "where" not in said
+    assert "next" not in said
 
 
 def test_a_measured_trial_needs_no_advice(study: Callable[..., Bench], advise: Advise) -> None:

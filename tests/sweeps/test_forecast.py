@@ -147,7 +147,8 @@ def test_a_plan_that_ran_out_is_known_to_need_more_than_its_limit(ratio: float, 
     before = forecaster.estimate(plan)
     forecaster.learn([ran_out(plan, before)] * times)
     after = forecaster.estimate(plan)
-    assert (before.fit, after.fit) == (Fit.FITS, Fit.BORDERLINE)
+    assert before.fit is Fit.FITS
+    assert after.fit is not Fit.FITS
     assert before.needed_bytes < before.limit_bytes < after.needed_bytes
     assert after.observations == times
 
@@ -163,9 +164,8 @@ def test_what_the_card_holds_beside_torch_is_learned() -> None:
     )
     forecaster.learn([ran(plan, before, outcome=seen)] * 8)
     after = forecaster.estimate(plan)
-    assert before.reservable_bytes is not None
-    assert after.reservable_bytes is not None
-    assert before.reservable_bytes - after.reservable_bytes > 2 * GIB
+    assert after.needed_bytes - before.needed_bytes > 2 * GIB
+    assert after.reservable_bytes == before.reservable_bytes  # all trials of a study are held to the same
 
 
 # ---------------------------------------------------------------- time
@@ -246,7 +246,7 @@ def test_on_a_cpu_resident_memory_counts() -> None:
     forecaster = a_forecaster(TWO_CORES)
     said = forecaster.estimate(a_plan(precision=Precision.FP32))
     assert said.components["process"] > 2**28
-    assert (said.limit_bytes, said.host_limit_bytes) == (16 * GIB, 16 * GIB)
+    assert (said.limit_bytes, said.host_limit_bytes) == (8 * GIB, 16 * GIB)
     assert said.host_bytes == 2 * said.peak_bytes
     assert said.reservable_bytes is None
     assert forecaster.imposed_bytes(said) is None
@@ -258,7 +258,7 @@ def test_on_a_cpu_ranks_share_the_host() -> None:
     small = dataclasses.replace(TWO_CORES, host_memory_bytes=int(1.5 * peak))
     said = a_forecaster(small).estimate(plan)
     assert said.fit is Fit.TOO_LARGE
-    assert "of host memory" in said.why
+    assert "of the host's memory" in said.why
 
 
 def test_on_a_cpu_it_learns_as_well() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sweeps.config.schema import ClusterConfig, GateConfig
+from sweeps.errors import ConfigError
 from sweeps.estimate.account import Component, Memory, PhaseMemory, StageMemory
 from sweeps.estimate.memory import COLD, memory_of, needed_bytes
 from sweeps.gate import GIB, Room, judge, room_of
+from sweeps.inputs import require_room
 from sweeps.machine import Gpu, Machine, Nvme
 from tests.examples import a_model, a_plan
 from tests.sweeps.test_estimate.plans import H200, LLAMA_1B3, cases
@@ -121,7 +123,7 @@ def test_host_and_disk_are_compared_too() -> None:
     verdict = judge(a_memory(10, host_bytes=65 * GIB, nvme_bytes=101 * GIB), EXACT, room, QUANTILE)
     assert verdict.fit is Fit.TOO_LARGE
     assert verdict.why == (
-        "needs 65.00 GiB of the node's 64.00 GiB of host memory; "
+        "keeps 65.00 GiB in the node's 64.00 GiB of host memory; "
         "needs 101.00 GiB of the 100.00 GiB free on the NVMe"
     )
 
@@ -129,7 +131,36 @@ def test_host_and_disk_are_compared_too() -> None:
 def test_a_host_that_is_too_small_is_never_borderline() -> None:
     verdict = judge(a_memory(37, host_bytes=2 * GIB), UNSURE, a_room(40, host_bytes=GIB), QUANTILE)
     assert verdict.fit is Fit.TOO_LARGE
-    assert [part.partition(" GiB")[0] for part in verdict.why.split("; ")] == ["needs 41.74", "needs 2.00"]
+    assert [part.partition(" GiB")[0] for part in verdict.why.split("; ")] == ["needs 41.74", "keeps 2.00"]
+
+
+def test_processes_alone_fill_no_host_since_they_share_pages() -> None:
+    memory = a_memory(10, host_bytes=19 * GIB, process_bytes=19 * GIB)
+    assert judge(memory, EXACT, a_room(40, host_bytes=16 * GIB), QUANTILE).fit is Fit.FITS
+    kept = a_memory(10, host_bytes=36 * GIB, process_bytes=19 * GIB)
+    assert judge(kept, EXACT, a_room(40, host_bytes=16 * GIB), QUANTILE).fit is Fit.TOO_LARGE
+
+
+def test_a_cpus_ranks_have_equal_shares_of_the_host_and_the_margin_counts_there_too() -> None:
+    room = a_room(16, is_host=True, host_bytes=16 * GIB)
+    memory = a_memory(3.9, context_bytes=0, host_bytes=4 * int(3.9 * GIB))  # four ranks
+    assert judge(memory, EXACT, room, QUANTILE).limit_bytes == 4 * GIB
+    assert judge(memory, EXACT, room, QUANTILE).fit is Fit.FITS
+    assert judge(memory, UNSURE, room, QUANTILE).fit is Fit.BORDERLINE
+
+
+def test_trials_side_by_side_share_the_host_and_the_disk() -> None:
+    room = room_of(ClusterConfig(parallel=2), GateConfig(), GPUS)
+    assert (room.host_bytes, room.nvme_bytes) == (256 * GIB, 50 * GIB)
+    assert room.device_bytes == SMALLER.memory_bytes
+
+
+def test_a_limit_below_the_context_is_refused_with_the_number() -> None:
+    room = room_of(ClusterConfig(memory_limit_gib=0.1), GateConfig(), GPUS)
+    with pytest.raises(ConfigError, match=r"memory_limit_gib=0\.1: CUDA's context alone takes"):
+        require_room(room, H200)
+    bare = room_of(ClusterConfig(memory_limit_gib=0.1, limit_counts_context=False), GateConfig(), GPUS)
+    require_room(bare, H200)
 
 
 def test_what_is_not_known_of_host_and_disk_refuses_nothing() -> None:
@@ -196,7 +227,7 @@ def test_headroom_is_said() -> None:
 
 def test_ranks_on_a_cpu_have_the_hosts_memory() -> None:
     room = room_of(ClusterConfig(), GateConfig(headroom_gib=1), CORES)
-    assert (room.device_bytes, room.host_bytes, room.what) == (16 * GIB, 16 * GIB, "the host's memory")
+    assert (room.device_bytes, room.host_bytes, room.is_host) == (16 * GIB, 16 * GIB, True)
     assert (room.counts_context, room.is_imposed, room.headroom_bytes) == (False, False, 0)
 
 

@@ -130,6 +130,11 @@ ILLEGAL: list[tuple[Machine, Changes, set[str]]] = [
     (CPU, {"zero.stage": 2, "zero.allgather_bucket_size": 101}, {"the_allgather_bucket_is_even"}),
     # Number formats.
     (CPU, {"precision": "fp16", "zero.stage": 0}, {"fp16_needs_a_zero_stage"}),
+    (
+        CPU,
+        {"precision": "bf16", "zero.stage": 0, "optimizer.name": "sgd", "optimizer.weight_decay": 0.1},
+        {"decay_by_sgd_needs_a_zero_stage_in_bf16"},
+    ),
     (OLD_CPU, {"precision": "fp16", "zero.stage": 2}, {"fp16_needs_a_cpu_that_has_it"}),
     (OLD_CPU, {"precision": "fp16"}, {"fp16_needs_a_zero_stage", "fp16_needs_a_cpu_that_has_it"}),
     (V100, {"precision": "bf16", "zero.stage": 2}, {"bf16_needs_a_card_that_has_it"}),

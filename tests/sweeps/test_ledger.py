@@ -120,9 +120,14 @@ def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger) -> None:
     ],
 )
 def test_a_twin_ran_or_runs_to_an_end_that_says_something(ledger: Ledger, state: State, found: bool) -> None:
-    ledger.put(a_trial(state=state, fingerprint="f00d"))
+    ledger.put(a_trial(state=state, fingerprint="f00d", attempts=1))
     assert (ledger.twin("f00d") is not None) is found
     assert ledger.twin("beef") is None
+
+
+def test_what_was_refused_without_a_launch_is_no_twin(ledger: Ledger) -> None:
+    ledger.put(a_trial(state=State.INFEASIBLE, fingerprint="f00d", attempts=0))
+    assert ledger.twin("f00d") is None
 
 
 def test_only_measured_trials_have_measurements(ledger: Ledger) -> None:

@@ -186,7 +186,14 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_raised(capsys: pytest.Ca
         (["model=hf"], "model.path: is not set"),
         (["seq_len=1024,2048"], "Ambiguous value for argument"),
         (["strategy=zero2", "ranks=2", "seq_len=99999"], "is longer than the"),
-        (["--memory-gib", "0"], "--memory-gib 0: give more than 0"),
+        (["--memory-gib", "0"], "--memory-gib 0: give a finite number above 0"),
+        (["--memory-gib", "nan"], "--memory-gib nan: give a finite number above 0"),
+        (["--memory-gib", "inf"], "--memory-gib inf: give a finite number above 0"),
+        (["--memory-gib", "1e308"], "--memory-gib 1e+308: give a finite number above 0"),
+        (["cluster.memory_limit_gib=200"], "cluster.memory_limit_gib=200: H100 has 80.0 GiB; null: all"),
+        (["cluster.memory_limit_gib=0.5"], "cluster.memory_limit_gib=0.5: CUDA's context alone takes"),
+        (["gate.headroom_gib=80"], "gate.headroom_gib=80: H100 has 80.0 GiB, and nothing would be left"),
+        (["cluster.device=cpu"], "cluster.device=cpu: a ledger is of GPUs"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -196,6 +203,34 @@ def test_bad_input_is_one_line_and_status_2(
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert message in error
+
+
+def test_a_memory_of_nothing_is_refused_beside_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machines.named_gpu("H200", None)
+    monkeypatch.setattr(machines, "find_gpus", lambda: (here,))
+    with pytest.raises(ConfigError, match="--memory-gib 0: give a finite number above 0"):
+        machines.chosen_gpu(None, 0)
+
+
+def left_out(text: str, preset: str) -> list[str]:
+    return [line.split(": ", 2)[2] for line in text.splitlines() if line.startswith(f"left out: {preset}: ")]
+
+
+def test_a_preset_that_is_left_out_names_each_rule_it_breaks_once(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "ledger", "model=gpt2_124m")
+    family, ranks = left_out(text, "hybrid_3d")
+    assert family.startswith("tensor=2: matrices of gpt2_124m, a gpt2 model, cannot be divided")
+    assert ranks.startswith("tensor=2 x pipeline=2 does not divide ranks=2")
+    assert ranks.endswith(" (on 1 or 2 GPUs)")
+
+
+def test_of_one_number_of_gpus_all_reasons_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["strategy=zero2", "ranks=2", "seq_len=99999", "zero.offload_param=cpu"]
+    assert main(["ledger", "model=tiny_llama", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 2
+    assert "is longer than the" in error
+    assert "zero.offload_param=cpu" in error
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ ALONE: Plans = {
     "one process, not clipped": tiny_plan(ranks=1, optimizer=SGD, gradient_clipping=0.0),
     "one process, bf16": parallel(1, ranks=1, precision=Precision.BF16),
     "one process, fp16": parallel(1, ranks=1, **FP16),
+    "one process, adamw, bf16": zero(1, ranks=1, precision=Precision.BF16),
 }
 TWO_STAGES: Plans = {
     "pp2": parallel(0, pipeline=2),
@@ -41,6 +42,7 @@ TWO_STAGES: Plans = {
         1, pipeline=2, precision=Precision.BF16, grad_accum_dtype=Precision.FP32
     ),
     "pp2_zero1, fp16": parallel(1, pipeline=2, **FP16),
+    "pp2_zero1, adamw, bf16": zero(1, pipeline=2, precision=Precision.BF16),
 }
 TWO_PARTS: Plans = {
     "tp2": parallel(0, tensor=2),
@@ -50,6 +52,7 @@ TWO_PARTS: Plans = {
     "tp2_zero3": parallel(3, tensor=2),
     "tp2_zero2, recomputed": parallel(2, tensor=2, checkpoint_every=1),
     "tp2_zero1, bf16": parallel(1, tensor=2, precision=Precision.BF16),
+    "tp2_zero1, adamw, bf16": zero(1, tensor=2, precision=Precision.BF16),
 }
 FOUR_STAGED: Plans = {
     "pp2_zero1, 2 copies": parallel(1, pipeline=2, ranks=4),
@@ -57,6 +60,7 @@ FOUR_STAGED: Plans = {
     "tp2_pp2_zero1": parallel(1, pipeline=2, tensor=2, ranks=4),
     "tp2_pp2_zero1, recomputed": parallel(1, pipeline=2, tensor=2, ranks=4, checkpoint_every=1),
     "tp2_pp2, bf16": parallel(0, pipeline=2, tensor=2, ranks=4, precision=Precision.BF16),
+    "tp2_pp2_zero1, adamw, bf16": zero(1, pipeline=2, tensor=2, ranks=4, precision=Precision.BF16),
     "tp2_pp2_zero1, bf16": parallel(1, pipeline=2, tensor=2, ranks=4, precision=Precision.BF16),
 }
 FOUR_SPLIT: Plans = {

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,18 @@ def test_a_directory_without_weights_gets_those_of_the_seed(
     from_directory = build_model(dataclasses.replace(shape, path=str(tmp_path)), spec.plan, CPU)
     from_shape = build_model(shape, spec.plan, CPU)
     assert all(map(torch.equal, from_directory.parameters(), from_shape.parameters()))
+
+
+def test_a_directorys_dropout_is_off_since_its_random_numbers_differ_between_strategies(
+    spec: TrialSpec, tmp_path: Path
+) -> None:
+    shape = dataclasses.replace(spec.model, family="gpt2")
+    config: Any = config_of(shape)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.1
+    config.save_pretrained(tmp_path)
+    model = build_model(dataclasses.replace(shape, path=str(tmp_path)), spec.plan, CPU)
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.0}
 
 
 def test_an_unknown_family_without_a_directory_is_refused(spec: TrialSpec) -> None:

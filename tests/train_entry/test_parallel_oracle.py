@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest, train_all: TrainAll) -> Iterator[tuple[P
 
 def like(name: str) -> str:
     """The case of one process that a case is compared with."""
-    ends = ("not clipped", "bf16", "fp16")
+    ends = ("not clipped", "adamw, bf16", "bf16", "fp16")
     return "one process" + next((f", {end}" for end in ends if name.endswith(end)), "")
 
 
@@ -52,7 +52,7 @@ def test_it_trains_as_one_process_does(run: tuple[Plans, Any], alone: Any) -> No
         print(f"\n{full_name}:", end="")
         is_half = name.endswith(("bf16", "fp16"))
         steps: list[StepMetrics] = trained.steps(full_name)
-        assert_alike(steps, alone.steps(f"{model}: {like(name)}"), rel=2e-3 if is_half else 1e-5)
+        assert_alike(steps, alone.steps(f"{model}: {like(name)}"), rel=5e-4 if is_half else 1e-5)
 
 
 def test_the_norm_of_the_gradient_counts_every_parameter_once(run: tuple[Plans, Any], alone: Any) -> None:

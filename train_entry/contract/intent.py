@@ -22,6 +22,7 @@ class ModelShape:
     vocab: int
     positions: int  # longest sequence it was made for
     tied_embeddings: bool
+    has_biases: bool = False  # in a llama's matrices, of which most have none
     path: str | None = None  # a local directory with config.json, perhaps weights; None: built from the shape
 
     @property

@@ -52,6 +52,12 @@ class Estimate:
     tokens_per_s_per_gpu: float
     observations: int  # finished trials that it had learned from
 
+    @property
+    def excess(self) -> float:
+        """By which share more is needed than there is, of what is shortest: 0.1 for a tenth too much."""
+        host = self.host_bytes / max(1, self.host_limit_bytes) if self.host_limit_bytes is not None else 0.0
+        return max(host, self.needed_bytes / max(1, self.limit_bytes)) - 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
@@ -80,6 +86,11 @@ class Trial:
     slots: tuple[str, ...] = ()  # leased for the latest attempt
     gpu_s: float = 0.0  # ranks x seconds, over all attempts
     closed_at: float | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was not launched, since by its estimate it cannot fit."""
+        return self.state is State.INFEASIBLE and self.attempts == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

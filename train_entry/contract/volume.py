@@ -23,7 +23,8 @@ def tensor_volume_bytes(plan: Plan, model: ModelShape) -> int:
     """What one rank sends to those that share its matrices, in one optimizer step.
 
     By a ring, in which a sum over t ranks sends 2 (t - 1) / t times its size. Embedding, head and the norm
-    of the gradient are left out.
+    of the gradient are left out: the logits that are gathered for the loss, without a pipeline, are as large
+    as vocab / hidden such sums a micro-batch.
     """
     blocks = model.layers // plan.pipeline
     recomputed = math.ceil(blocks / plan.checkpoint_every) if plan.checkpoint_every else 0

@@ -8,7 +8,7 @@ import pytest
 
 from sweeps.cluster import devices
 from sweeps.cluster.devices import detect, visible
-from sweeps.config.schema import ClusterConfig
+from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
 
@@ -122,6 +122,34 @@ def test_a_limit_is_for_gpus_only() -> None:
         ConfigError, match=r"^cluster.memory_limit_gib=8: it applies to GPUs; on a CPU ranks .*$"
     ):
         detect(ClusterConfig(device="cpu", memory_limit_gib=8))
+
+
+@pytest.mark.parametrize("headroom_gib", [80, 81])
+def test_a_headroom_of_the_whole_card_is_refused(two_cards: None, headroom_gib: float) -> None:
+    with pytest.raises(ConfigError) as refused:
+        detect(ClusterConfig(), GateConfig(headroom_gib=headroom_gib))
+    assert refused.value.problems == (
+        f"gate.headroom_gib={headroom_gib}: A100 has 80.0 GiB, and nothing would be left; give less",
+    )
+
+
+def test_a_headroom_of_the_whole_limit_is_refused(two_cards: None) -> None:
+    with pytest.raises(ConfigError, match=r"of cluster.memory_limit_gib=40 nothing would be left \(A100 has"):
+        detect(ClusterConfig(memory_limit_gib=40), GateConfig(headroom_gib=40))
+
+
+def test_a_headroom_below_the_card_is_good(two_cards: None) -> None:
+    assert detect(ClusterConfig(memory_limit_gib=40), GateConfig(headroom_gib=39)).device == "cuda"
+
+
+def test_a_headroom_is_for_gpus_only() -> None:
+    with pytest.raises(ConfigError) as refused:
+        detect(ClusterConfig(device="cpu", memory_limit_gib=8), GateConfig(headroom_gib=1))
+    assert [problem.partition(": it applies to GPUs")[0] for problem in refused.value.problems] == [
+        "cluster.memory_limit_gib=8",
+        "gate.headroom_gib=1",
+    ]
+    assert detect(ClusterConfig(device="cpu"), GateConfig()).device == "cpu"
 
 
 def test_a_machine_knows_its_memory() -> None:

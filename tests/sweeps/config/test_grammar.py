@@ -156,11 +156,27 @@ def test_a_text_that_is_not_in_the_grammar_is_refused(composer: Composer) -> Non
 
 @pytest.mark.parametrize(
     "argument",
-    ["limits.trials=1,2", "search=tpe,random", "model=tiny_llama,llama_7b", "study=a,b", "data.path='a','b'"],
+    ["model=tiny_llama,llama_7b", "study=a,b", "data.path='a','b'", "cluster.memory_limit_gib=40,80"],
 )
 def test_what_is_fixed_within_a_study_is_no_dimension(composer: Composer, argument: str) -> None:
     key = argument.partition("=")[0]
     expected = f"{key}: fixed within a study; give it one value, and start a study for another"
+    assert problems(composer, argument) == (expected,)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "limits.trials=1,2",
+        "search=tpe,random",
+        "gate.quantile=0.5,0.9",
+        "check.best=0,1",
+        "tracking.kind=a,b",
+    ],
+)
+def test_what_the_next_start_may_change_is_no_dimension_either(composer: Composer, argument: str) -> None:
+    key = argument.partition("=")[0]
+    expected = f"{key}: is no dimension; give it one value, which the next start of the study may change"
     assert problems(composer, argument) == (expected,)
 
 

@@ -190,6 +190,25 @@ def test_a_tied_embedding_lies_on_the_first_and_the_last_stage() -> None:
     assert everything == pytest.approx(GPT2_124M.parameters + (50257 + 1024) * 768)
 
 
+def test_a_pipeline_reduces_with_a_bucket_more() -> None:
+    sizes = {"reduce_bucket_size": 10**9, "overlap_comm": False}
+    plan = zero(1, ranks=2, pipeline=2, zero=sizes)
+    scattered = zero(1, ranks=2, pipeline=2, zero={**sizes, "contiguous_gradients": False})
+    assert of(plan, LLAMA_1B3, "reduction", "buckets", "pipeline bucket") == 4 * 10**9
+    assert of(scattered, LLAMA_1B3, "reduction", "pipeline bucket") == 0
+
+
+def test_gradients_of_earlier_micro_batches_come_when_one_has_gone_through_backward() -> None:
+    two, four = [zero(1, ranks=2, pipeline=2, global_batch=count) for count in (2, 4)]
+    of_two, of_four = [
+        [phase for phase in memory_of(plan, LLAMA_1B3, H200).stages[0].phases if phase.phase == "backward"]
+        for plan in (two, four)
+    ]
+    assert [bool(phase.bytes_of("accumulated gradients")) for phase in of_two] == [False, True]
+    assert [bool(phase.bytes_of("accumulated gradients")) for phase in of_four] == [True]
+    assert of_two[1].bytes_of("activations") * 2 == of_two[0].bytes_of("activations")
+
+
 # ---------------------------------------------------------------- recorded
 
 

@@ -142,3 +142,39 @@ def test_scattered_trials_widen_what_a_quantile_asks_for() -> None:
     chooser = random.Random(0)
     seen = [ran(plan, peak(plan) * chooser.uniform(0.7, 1.3)) for plan in PLANS]
     assert fit_memory(seen).spread > 2 * COLD.spread
+
+
+# ---------------------------------------------------------------- one kind of plans is counted wrongly
+
+
+PIPELINED = [
+    dataclasses.replace(plan_of(1, micro_batch), ranks=2, pipeline=2, global_batch=32)
+    for micro_batch in (1, 2, 4, 8)
+]
+
+
+def test_a_kind_that_is_counted_wrongly_leaves_others_as_they_are() -> None:
+    right = [ran(plan, peak(plan)) for plan in PLANS[::3]]
+    factors = fit_memory([*right, *[ran(plan, 1.2 * peak(plan)) for plan in PIPELINED[:3]]])
+    assert max(abs(peak(plan, factors) / peak(plan) - 1) for plan in PLANS) < 0.02
+    assert peak(PIPELINED[3], factors) == pytest.approx(1.2 * peak(PIPELINED[3]), rel=0.06)
+
+
+def test_what_all_share_is_no_matter_of_one_kind() -> None:
+    true = dataclasses.replace(COLD, activations=1.2, logits=1.1)
+    factors = fit_memory([ran(plan, peak(plan, true)) for plan in PLANS[::2]])
+    assert all(abs(ratio - 1) < 0.02 for _, ratio in factors.by_class)
+
+
+@pytest.mark.parametrize("too_low", [0.8, 0.6])
+def test_a_plan_that_ran_out_is_said_to_need_more_than_its_limit(too_low: float) -> None:
+    plan = plan_of(2, 8)
+    limit = needed_bytes(memory_of(plan, LLAMA_1B3, H200)) / too_low
+    factors = fit_memory([ran_out(plan, limit)])
+    assert limit < needed_bytes(memory_of(plan, LLAMA_1B3, H200, factors), factors) < 1.03 * limit
+
+
+def test_a_kind_that_also_ran_is_not_judged_by_what_ran_out() -> None:
+    seen = [ran(plan, peak(plan)) for plan in (plan_of(2, 1), plan_of(2, 2), plan_of(1, 4))]
+    factors = fit_memory([*seen, ran_out(plan_of(2, 8), 1.5 * peak(plan_of(2, 8)))])
+    assert peak(plan_of(2, 4), factors) < 1.2 * peak(plan_of(2, 4))

@@ -1,0 +1,154 @@
+"""What a start of a study finds, and how it goes on from there: running jobs, lost ones, refused plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sweeps.admission import Admission
+from sweeps.cluster.base import Cluster, JobHandle
+from sweeps.ledger import Ledger
+from sweeps.limits import Limits
+from sweeps.planner import Planner
+from sweeps.study import Proposal, Searcher
+from sweeps.verdicts import Lesson, lesson
+from train_entry.contract import Origin, State, StudyRecord, Trial
+
+
+class Observer(Protocol):
+    """Hears of every change of a trial after it is on record; may be slow, may not raise."""
+
+    def changed(self, trial: Trial) -> None: ...
+
+    def tick(self, running: dict[int, JobHandle]) -> None:
+        """Called at every turn of the loop."""
+
+    def message(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """One start of a study: what it works with, and what earlier starts have left."""
+
+    study: StudyRecord
+    planner: Planner
+    searcher: Searcher
+    cluster: Cluster
+    ledger: Ledger
+    admission: Admission
+    limits: Limits
+    observer: Observer
+    cancel_on_interrupt: bool = True
+    check_best: int = 0
+    interrupted: Callable[[], bool] = lambda: False
+    clock: Clock = field(default_factory=Clock)
+    _running: dict[int, JobHandle] = field(default_factory=dict)
+    _proposals: dict[int, Proposal] = field(default_factory=dict)  # of open trials
+    _alone: int | None = None  # the one trial to run; others of the study are left as they are
+    _unproductive: int = 0
+    _waiting_told: bool = False
+    _learned_from: int = -1  # trials, when refused plans were last judged again
+
+    def _recover_own_trials(self) -> None:
+        """Collect what a user's own trials, those without -m, have left; the search repeats none of them."""
+        for trial in self.ledger.trials:
+            if trial.origin is not Origin.USER or trial.state not in (State.QUEUED, State.RUNNING):
+                continue
+            if self._was_launched(trial):
+                self._attach(trial)
+            else:
+                self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
+
+    def _recover(self) -> None:
+        """Go on from what earlier starts left: teach the sampler, find running jobs, requeue the rest."""
+        for trial in self.ledger.trials:
+            if trial.origin is Origin.USER:  # need not lie in the space, and is not the search's to repeat
+                continue
+            if trial.state in (State.QUEUED, State.RUNNING, State.CANCELLED):
+                self._resume(trial)
+            elif not trial.is_refused or not self._reopen(trial):
+                self._remember(trial)
+        for trial in self.ledger.trials:
+            if trial.check_attempt is not None and trial.check is None:
+                self._resume_check(trial)
+
+    def _remember(self, trial: Trial) -> None:
+        if known := self._lesson(trial):
+            self.searcher.remember(known)
+        else:
+            self.searcher.skip(trial.values)
+
+    def _resume(self, trial: Trial) -> None:
+        if not self._was_launched(trial):
+            if not self._reopen(trial):
+                self._remember(self.ledger[trial.number])
+            return
+        self._proposals[trial.number] = self.searcher.resume(trial.values)
+        self._as_new(trial, state=State.RUNNING)
+        self._attach(trial)
+
+    def _reopen(self, trial: Trial) -> bool:
+        """Queue a trial that was never launched, if by what is known now it may fit; else record why not."""
+        if trial.plan is None:
+            raise ValueError(f"trial {trial.number} has no plan")
+        estimate = self.admission.estimate(trial.plan)
+        is_free = trial.reused_from is not None or trial.attempts > 0  # of the gate
+        refusal = None if is_free else self.admission.refusal(estimate, trial.origin)
+        if refusal:
+            if not trial.is_refused or trial.estimate != estimate:
+                now = trial.closed_at or self.clock.now()
+                self._record(
+                    trial.number, state=State.INFEASIBLE, estimate=estimate, outcome=refusal, closed_at=now
+                )
+            return False
+        self._proposals[trial.number] = self.searcher.resume(trial.values)
+        self._as_new(trial, state=State.QUEUED, estimate=estimate)
+        return True
+
+    def _as_new(self, trial: Trial, **changes: object) -> None:
+        """A cancelled attempt says nothing, and the time between two starts is not the study's."""
+        now = self.clock.now()
+        self._record(
+            trial.number, created_at=now, closed_at=None, outcome=None, measured_attempt=None, **changes
+        )
+
+    def _reconsider(self) -> None:
+        """Judge refused plans again, where estimates have learned since they were."""
+        if self._learned_from == self.admission.observations:
+            return
+        self._learned_from = self.admission.observations
+        for trial in self.ledger.trials:
+            if trial.is_refused and trial.origin is not Origin.USER:
+                self._reopen(trial)
+
+    def _was_launched(self, trial: Trial) -> bool:
+        """Whether a job may exist: submitit writes to its folder before it starts one."""
+        attempt = self.ledger.attempt(trial.number)
+        return trial.state is not State.QUEUED and attempt.spec.exists() and attempt.submitit.exists()
+
+    def _resume_check(self, trial: Trial) -> None:
+        if self._was_launched(trial):
+            self._attach(trial)
+        else:  # the earlier start ended before it launched it
+            self._record(trial.number, check_attempt=None)
+
+    def _attach(self, trial: Trial) -> None:
+        attempt = self.ledger.attempt(trial.number)
+        ranks = trial.plan.ranks if trial.plan else 1
+        self._running[trial.number] = self.cluster.attach(attempt, ranks, trial.slots)
+
+    def _lesson(self, trial: Trial) -> Lesson | None:
+        return lesson(trial, self.study.objective)
+
+    def _record(self, number: int, **changes: object) -> Trial:
+        trial = self.ledger.change(number, **changes)
+        self.observer.changed(trial)
+        return trial
