@@ -136,7 +136,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
-    machine = detect(config.cluster)
+    machine = detect(config.cluster, config.gate)
     settings = Settings(request.composer, machine)
     request = without_idle(request, settings.matters)
     require_searchable(request.space, config.search)

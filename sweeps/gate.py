@@ -75,7 +75,7 @@ def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -
     It is borderline where only the margin for the estimate's own error is too much.
     """
     limit = room.device_bytes - room.headroom_bytes
-    if room.is_host:
+    if room.is_host and room.host_bytes is not None:
         limit = limit * memory.peak_bytes // max(1, memory.host_bytes)
     context = memory.context_bytes if room.counts_context else 0
     needed = needed_bytes(memory, factors, quantile) + context

@@ -124,7 +124,7 @@ def _columns(listing: Listing) -> list[_Column]:
         ),
         _Column(head="step\nms", text=lambda found: _milliseconds(found.estimate.step_s)),
         _Column(head="peak\nGiB", text=lambda found: gib(found.estimate.peak_bytes)),
-        _Column(head=_needed_head(listing), text=lambda found: gib(found.estimate.needed_bytes)),
+        *_needed_columns(listing),
         *_group_columns(listing),
         _Column(head="verdict", text=lambda found: FIT_WORDS[found.estimate.fit], is_text=True),
         _Column(head="", text=_remarks, is_text=True),
@@ -138,10 +138,18 @@ def _knob_column(knob: str) -> _Column:
     )
 
 
-def _needed_head(listing: Listing) -> str:
-    """With the limit, which is the same for all plans of a study."""
-    limit = limit_bytes(listing.legal[0].estimate)
-    return "needed\nGiB" if limit is None else f"needed\nof {gib(limit)}\nGiB"
+def _needed_columns(listing: Listing) -> list[_Column]:
+    """With the limit in the head; in a column of its own where plans differ in it, as on a CPU."""
+    limits = {_limit(found) for found in listing.legal}
+    limit = limits.pop()
+    head = f"needed\nof {limit}\nGiB" if limit and not limits else "needed\nGiB"
+    needed = _Column(head=head, text=lambda found: gib(found.estimate.needed_bytes))
+    return [needed, *([_Column(head="limit\nGiB", text=_limit)] if limits else [])]
+
+
+def _limit(found: LegalPoint) -> str:
+    limit = limit_bytes(found.estimate)
+    return "" if limit is None else gib(limit)
 
 
 def _group_columns(listing: Listing) -> list[_Column]:

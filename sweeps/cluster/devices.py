@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sweeps.cluster.facilities import (
     cpu_has_fp16,
@@ -135,13 +136,22 @@ def _nvml_gpus() -> list[Gpu]:
                 index=index,
                 uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
                 name=str(pynvml.nvmlDeviceGetName(handle)),
-                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                memory_bytes=_memory_bytes(pynvml, handle),
                 capability=_capability(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
             )
             for index, handle in enumerate(handles)
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _memory_bytes(pynvml: Any, handle: Any) -> int:
+    """What CUDA can give out: the driver keeps some of the total, 0.6 GiB of an H200's."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return int(info.total - info.reserved)
+    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, from before it said so
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _capability(pair: Sequence[int]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from sweeps.listing_view import show_listing
 from sweeps.listing_words import GROUPS, basis, biggest, by_group, shortfall
 from sweeps.machine import Gpu, Machine
 from tests.sweeps.listings import CPU, GIB, TWO_H200, an_estimate, listed, too_large
-from train_entry.contract import Fit
+from train_entry.contract import Estimate, Fit, Plan
 
 MIXED = ("strategy=ddp,zero3", "micro_batch=1,3", "zero.prefetch_bucket_size=1e7,5e7")
 ONE = ("strategy=zero1", "micro_batch=4")
@@ -46,6 +46,17 @@ def test_the_head_names_units_and_the_limit(composer: Composer) -> None:
     assert "/GPU" in head
     assert "of 10.00" in head
     assert head.count("GiB") == 2
+
+
+def test_limits_that_differ_have_a_column(composer: Composer) -> None:
+    def shared(plan: Plan) -> Estimate:
+        return an_estimate(limit_bytes=40 * GIB // plan.ranks)
+
+    found = listed(composer, "ranks=1,2", "objective=tokens_per_s", estimate=shared)
+    head = " ".join(shown(found)[:3])
+    assert "limit" in head
+    assert "of 40.00" not in head
+    assert {"40.00", "20.00"} <= {cell for number in (1, 2) for cell in row(found, number)}
 
 
 def test_the_total_is_shown_where_it_is_the_objective(composer: Composer) -> None:
