@@ -188,11 +188,12 @@ class _Parts:
         ]
 
     def _buckets(self) -> Component:
+        return self._buffer("buckets", buffers.buckets(self.plan, self.held, self.share))
+
+    def _buffer(self, name: str, size: float) -> Component:
         """A GPU gives out a buffer whole; on a CPU what is never written to is not resident."""
-        plan, held, share = self.plan, self.held, self.share
-        size = buffers.buckets(plan, held, share)
-        written = share.parameters * max(held.wide, held.summed)
-        return scaled("buckets", min(size, written) if self.hardware.is_cpu else size)
+        written = self.share.parameters * max(self.held.wide, self.held.summed)
+        return scaled(name, min(size, written) if self.hardware.is_cpu else size)
 
     def _start(self, base: list[Component]) -> PhaseMemory:
         """Until the engine stands. The optimizer's moments come with the first step."""
@@ -280,7 +281,7 @@ class _Parts:
             whole = share.parameters * held.wide if held.wrapper is Wrapper.BF16 else held.between
             yield phase("reduction", passing, scaled("accumulated gradients", whole), bucket, *added)
         elif is_zero1 and not plan.zero.overlap_comm:
-            again = scaled("pipeline bucket", buffers.pipeline_bucket(plan, held))
+            again = self._buffer("pipeline bucket", buffers.pipeline_bucket(plan, held))
             buckets = [bucket, again]
             yield phase("reduction", passing, scaled("accumulated gradients", held.between), *buckets)
             yield phase("reduction", passing, scaled("accumulated gradients", waiting), *buckets, *added)

@@ -349,3 +349,13 @@ def test_a_cpu_counts_its_process_and_has_no_context() -> None:
 def test_cards_before_hopper_have_a_smaller_workspace() -> None:
     hopper, ampere = [memory_of(zero(1), LLAMA_1B3, card).fullest.peak for card in (H200, A100)]
     assert hopper.bytes_of("workspace") == 4 * ampere.bytes_of("workspace")
+
+
+@pytest.mark.parametrize("plan", [zero(1), zero(2), zero(3), zero(1, pipeline=2, ranks=2)])
+def test_buffers_larger_than_the_model_are_not_resident_on_a_cpu(plan: Plan) -> None:
+    """Two processes of a model of a million parameters held 0.6 GiB each, with buckets of 1.9 GiB."""
+    huge = dataclasses.replace(plan, zero=dataclasses.replace(plan.zero, reduce_bucket_size=10**9))
+    small = dataclasses.replace(plan, zero=dataclasses.replace(plan.zero, reduce_bucket_size=10**8))
+    grown = memory_of(huge, GPT2_124M, CPU).peak_bytes - memory_of(small, GPT2_124M, CPU).peak_bytes
+    assert grown < 4 * 4 * GPT2_124M.parameters
+    assert memory_of(huge, GPT2_124M, H200).peak_bytes > 10**9
