@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from sweeps.estimate.flops import flops_per_token
 from train_entry.contract import (
     AttemptDir,
     ContractError,
@@ -152,15 +153,6 @@ def attempt_gpu_seconds(attempt: AttemptDir, ranks: int) -> float:
     """Ranks times the seconds they held their slots."""
     ends = [_read_exit(attempt, rank) for rank in range(ranks)]
     return ranks * max((ended.seconds for ended in ends if ended is not None), default=0.0)
-
-
-def flops_per_token(model: ModelShape, seq_len: int) -> float:
-    """Forward and backward, without recomputation: 6 P + 12 L h s.
-
-    PaLM (Chowdhery et al. 2022), appendix B. P counts all parameters, embeddings included; attention is
-    counted in full, not halved for causality.
-    """
-    return 6.0 * model.parameters + 12.0 * model.layers * model.hidden * seq_len
 
 
 def _mfu(plan: Plan, model: ModelShape, rank: RankMeasurement, tokens_per_s: float) -> float | None:

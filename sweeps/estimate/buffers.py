@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 
+from sweeps.estimate.activations import FP32_BYTES
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.share import Share
-from sweeps.estimate.states import FP32_BYTES, States, Wrapper
+from sweeps.estimate.states import States, Wrapper
 from train_entry.contract import Offload, Plan, Precision
 
 # torch, getChosenWorkspaceSize: cuBLAS gets 32 MiB a handle and stream on Hopper and later, 8 before; the

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sweeps.estimate.activations import element_bytes
+from sweeps.estimate.activations import FP32_BYTES, element_bytes
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.share import Share, shares
 from sweeps.estimate.states import MASTER_BYTES, MOMENT_BYTES, moments_of, sub_group, summed_bytes
@@ -19,7 +19,6 @@ from train_entry.contract import ModelShape, Offload, Plan
 # (VmHWM with torch's CPU build: 0.5 GiB); with CUDA also its context and the kernels' libraries (1.9 to 2.2
 # GiB on two H200s, over ddp, pipelines and split matrices of three models).
 PROCESS_BYTES = {"cpu": 600 * 2**20, "cuda": 2400 * 2**20}
-FP32_BYTES = 4
 # Of many buffers of all sizes, each rounded up to a power of two: 1 / ln 2 on average.
 MANY_ROUNDED = 1.44
 # deepspeed/runtime/zero/offload_config.py: buffers for optimizer states on their way to disk and back.

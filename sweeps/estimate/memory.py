@@ -27,12 +27,12 @@ from sweeps.estimate.account import (
     phase,
     scaled,
 )
-from sweeps.estimate.activations import Saved, saved
+from sweeps.estimate.activations import FP32_BYTES, Saved, saved
 from sweeps.estimate.classes import PlanClass, class_of
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.host import PROCESS_BYTES, host_bytes, nvme_bytes, offloaded_bytes, process_bytes
 from sweeps.estimate.share import Share, shares
-from sweeps.estimate.states import FP32_BYTES, States, Wrapper, states
+from sweeps.estimate.states import States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
 
 # Outside of torch's allocator, beside CUDA's context: kernels, loaded when first used, and NCCL's buffers,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sweeps.estimate.activations import element_bytes
+from sweeps.estimate.activations import FP32_BYTES, element_bytes
 from sweeps.estimate.allocator import allocated
 from sweeps.estimate.share import Share
 from train_entry.contract import Engine, Offload, Plan, Precision
@@ -18,7 +18,6 @@ from train_entry.contract import Engine, Offload, Plan, Precision
 # ZeRO paper (Rajbhandari et al. 2020), section 3.1: the optimizer's copy of the weights, and each moment.
 MASTER_BYTES = 4
 MOMENT_BYTES = 4
-FP32_BYTES = 4
 
 
 class Wrapper(StrEnum):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.collect import attempt_gpu_seconds, collect, flops_per_token
+from sweeps.collect import attempt_gpu_seconds, collect
+from sweeps.estimate.flops import flops_per_token
 from tests.examples import a_plan, a_rank_measurement, a_trial_spec
 from train_entry.contract import (
     AttemptDir,

@@ -58,16 +58,22 @@ def saved_by_autograd(shape: ModelShape, plan: Plan) -> tuple[int, int]:
     return sum(tensor.untyped_storage().nbytes() for tensor in seen.values()), parameters_of(model)
 
 
+WAYS = [(engine, precision) for engine in (Engine.DEEPSPEED, Engine.DDP) for precision in (HALF, FULL)]
+# But for gpt2 in half precision by autocast: on a GPU it computes powers in fp32, on a CPU it does not.
+CASES = [
+    pytest.param(shape, *way, id=f"{name}-{'-'.join(way)}")
+    for name, shape in (("llama", LLAMA), ("grouped", GROUPED), ("gpt2", GPT2))
+    for way in WAYS
+    if (name, *way) != ("gpt2", Engine.DDP, HALF)
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", [Attention.SDPA, Attention.EAGER])
-@pytest.mark.parametrize("precision", [HALF, FULL])
-@pytest.mark.parametrize("engine", [Engine.DEEPSPEED, Engine.DDP])
-@pytest.mark.parametrize("shape", [LLAMA, GROUPED, GPT2], ids=["llama", "grouped", "gpt2"])
+@pytest.mark.parametrize(("shape", "engine", "precision"), CASES)
 def test_a_block_keeps_what_autograd_saves(
     shape: ModelShape, engine: Engine, precision: Precision, attention: Attention
 ) -> None:
-    if shape is GPT2 and engine is Engine.DDP and precision is HALF:
-        pytest.skip("autocast computes powers in fp32 on GPUs, not on a CPU")
     plan = plan_of(engine, precision, attention)
     twice = dataclasses.replace(shape, layers=2)
     (more, all_of_two), (less, all_of_one) = [saved_by_autograd(each, plan) for each in (twice, shape)]
