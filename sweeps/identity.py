@@ -9,13 +9,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from sweeps.config.fields import flat_default
+from sweeps.config.fields import flat_default, goal_names
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.plan import default_ranks
 from sweeps.space import SearchSpace
-from train_entry.contract import ModelShape, Scalar, StudyRecord
+from train_entry.contract import Goal, ModelShape, Scalar, StudyRecord
 
 # How a study is run, not what it compares: may change from one start to the next.
 FREE_KEYS = (
@@ -26,10 +26,13 @@ FREE_KEYS = (
     "gate",
     "accept_versions",
     "objective",  # recorded on its own
+    "token_budget",  # within it
+    "cluster.price_per_gpu_hour",
     "limits",
     "tracking",
     "search",
     "check",
+    "confirm",
     "space",  # recorded as dimensions
     "cluster.parallel",
     "cluster.on_interrupt",
@@ -58,10 +61,12 @@ def study_record(
     said = {key: value for key, value in asked.items() if value != flat_default(key)}
     text = json.dumps([said, dimensions], sort_keys=True)
     derived = f"{model.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    sought = goals(config, "ranks" in varied)
     return StudyRecord(
         name=config.study or derived,
         created_at=time.time(),
-        objective=objective(config, "ranks" in varied),
+        objective=sought[0].name,
+        goals=sought,
         asked=asked,
         dimensions=dimensions,
         limits=limits,
@@ -91,16 +96,20 @@ def collection_name(asked: StudyRecord) -> str:
     return f"{asked.model.name}-single-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def objective(config: SweepConfig, ranks_vary: bool) -> str:
-    """The measurement to maximize. Raises ConfigError where only the user can say which."""
-    if config.objective != "auto":
-        return config.objective
-    if ranks_vary:
-        raise ConfigError(
-            "ranks varies: say whether total or per-GPU throughput counts; "
-            "objective may be tokens_per_s or tokens_per_s_per_gpu"
-        )
-    return "tokens_per_s_per_gpu"
+def goals(config: SweepConfig, ranks_vary: bool) -> tuple[Goal, ...]:
+    """What is sought, the most important first. Raises ConfigError where only the user can say which."""
+    names = goal_names(config.objective)
+    if names == ("auto",):
+        if ranks_vary:
+            raise ConfigError(
+                "ranks varies: say whether total or per-GPU throughput counts; "
+                "objective may be tokens_per_s or tokens_per_s_per_gpu"
+            )
+        names = ("tokens_per_s_per_gpu",)
+    price = config.cluster.price_per_gpu_hour
+    return tuple(
+        Goal(name=name, tokens=config.token_budget or 0.0, price_per_gpu_hour=price or 0.0) for name in names
+    )
 
 
 def versions(machine: Machine) -> dict[str, str]:

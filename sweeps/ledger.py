@@ -124,7 +124,7 @@ def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -
 
 def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -> Iterator[str]:
     """Why a study cannot go on as asked, a line each."""
-    pairs: list[tuple[str, Scalar, Scalar]] = [("objective", known.objective, asked.objective)]
+    pairs: list[tuple[str, Scalar, Scalar]] = [("objective", _sought(known), _sought(asked))]
     pairs += [(key, _asked(known, key), _asked(asked, key)) for key in {**known.asked, **asked.asked}]
     pairs += [
         (f"the range of {key}", known.dimensions.get(key), asked.dimensions.get(key))
@@ -142,6 +142,12 @@ def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -
                 f"study {known.name}: {name} was {before}, now {now}, which changes timings; "
                 "accept_versions=true goes on all the same"
             )
+
+
+def _sought(record: StudyRecord) -> str:
+    goals = record.goals or (record.goal,)
+    budgets = sorted({goal.tokens for goal in goals if goal.tokens})
+    return ", ".join((*(goal.name for goal in goals), *(f"for {tokens:,.0f} tokens" for tokens in budgets)))
 
 
 def _asked(record: StudyRecord, key: str) -> Scalar:

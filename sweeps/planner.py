@@ -39,7 +39,10 @@ STUDY_ONLY = (
     "space",
     "search",
     "check",
+    "confirm",
     "objective",
+    "token_budget",
+    "cluster.price_per_gpu_hour",
     "accept_versions",
     "limits.trials",
     "limits.hours",
@@ -140,13 +143,17 @@ def _measure(measure: MeasureConfig) -> MeasureSpec:
         steps=measure.steps,
         split_steps=measure.split_steps,
         update_norms=measure.update_norms,
+        precision=measure.precision,
+        confidence=measure.confidence,
+        min_steps=min(measure.min_steps, measure.steps),
+        look_every=measure.look_every,
     )
 
 
 def _check(measure: MeasureSpec, config: SweepConfig, plan: Plan) -> MeasureSpec:
     """As many steps as the check's tokens take."""
     steps = math.ceil(config.check.tokens / plan.tokens_per_step) - measure.warmup_steps
-    return dataclasses.replace(measure, steps=max(2, steps), split_steps=0)
+    return dataclasses.replace(measure, steps=max(2, steps), split_steps=0, precision=0.0)
 
 
 def _time_limits(limits: LimitsConfig) -> TimeLimits:

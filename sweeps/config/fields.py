@@ -34,6 +34,11 @@ def block_interval(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
+def goal_names(objective: Any) -> tuple[str, ...]:
+    """The goals of an objective: one name, or a list of names, the most important first."""
+    return tuple(map(str, objective)) if isinstance(objective, (list, tuple)) else (str(objective),)
+
+
 def value_at(config: SweepConfig, key: str) -> Any:
     value: Any = config
     for part in key.split("."):

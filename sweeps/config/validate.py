@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.fields import FIELDS, block_interval, value_at
+from sweeps.config.fields import FIELDS, block_interval, goal_names, value_at
 from sweeps.config.schema import SweepConfig
+from train_entry.contract import GOALS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
@@ -76,6 +77,7 @@ def _bad_number(limits: Mapping[str, Any], value: float) -> str | None:
 
 
 def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    yield from _goals(config)
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         yield "optimizer.betas", f"{list(config.optimizer.betas)} are not two numbers from 0 to below 1"
     if config.lr.warmup not in ("steps", "samples") and not config.lr.warmup.isdigit():
@@ -107,6 +109,28 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
         not config.study or config.study[0] in ".-" or not _is_name(config.study)
     ):
         yield "study", f"{config.study!r} is no name; use letters, digits, '.', '_' and '-'"
+
+
+def _goals(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    names = goal_names(config.objective)
+    unknown = [name for name in names if name not in GOALS and names != ("auto",)]
+    if unknown or not names:
+        yield "objective", f"{', '.join(unknown) or 'nothing'} is no goal; there are auto, {', '.join(GOALS)}"
+    if len(set(names)) < len(names):
+        yield "objective", f"{list(names)} names a goal twice"
+    needing = [name for name in ("time_to_tokens", "cost") if name in names]
+    if needing and config.token_budget is None:
+        yield "token_budget", f"is not set; objective={needing[0]} needs the tokens to be trained"
+    paid = [
+        *(["objective=cost"] if "cost" in names else []),
+        *(["limits.cost"] if config.limits.cost else []),
+    ]
+    if paid and config.cluster.price_per_gpu_hour is None:
+        yield "cluster.price_per_gpu_hour", f"is not set; {paid[0]} needs it"
+    if len(names) > 1 and config.search.pruner != "none":
+        yield "search.pruner", f"{config.search.pruner!r}: Optuna prunes for a single objective only"
+    if config.search.pruner != "none" and names[0] != "loss":
+        yield "search.pruner", f"{config.search.pruner!r} goes by the loss; set objective=loss, or none"
 
 
 def _is_name(text: str) -> bool:

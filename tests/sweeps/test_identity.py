@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
-from sweeps.identity import comparable, joined_record, objective, study_record, under, versions
+from sweeps.identity import comparable, goals, joined_record, study_record, under, versions
 from sweeps.machine import Gpu, Machine
 from sweeps.space import Choices, Dimension, SearchSpace
 from train_entry.contract import ModelShape, Scalar, StudyRecord
@@ -110,7 +110,7 @@ def test_another_range_is_another_study(record: Callable[..., StudyRecord]) -> N
     ],
 )
 def test_the_objective_is_per_gpu_unless_said(asked: str, ranks_vary: bool, expected: str) -> None:
-    assert objective(SweepConfig(objective=asked), ranks_vary) == expected
+    assert [goal.name for goal in goals(SweepConfig(objective=asked), ranks_vary)] == [expected]
 
 
 def test_with_varying_ranks_only_the_user_can_say_it(record: Callable[..., StudyRecord]) -> None:

@@ -27,6 +27,10 @@ class StudyDir:
         return self.path / "orchestrator.lock"
 
     @property
+    def winner(self) -> Path:
+        return self.path / "winner.json"
+
+    @property
     def table(self) -> Path:
         return self.path / "table.csv"
 
@@ -56,7 +60,7 @@ class TrialDir:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """One launch. The orchestrator writes the first two files, the job all others."""
+    """One launch. The orchestrator writes the first two files and `stop`, the job all others."""
 
     path: Path
 
@@ -75,6 +79,11 @@ class AttemptDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.rank0.jsonl"
+
+    @property
+    def stop(self) -> Path:
+        """Its presence asks the job to time no further step. The orchestrator writes it."""
+        return self.path / "stop"
 
     @property
     def rendezvous(self) -> Path:

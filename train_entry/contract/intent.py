@@ -233,9 +233,16 @@ class MeasureSpec:
     """How long to look."""
 
     warmup_steps: int  # dropped from timing: allocator growth, lazily created optimizer state
-    steps: int  # timed
+    steps: int  # timed, at most
     split_steps: int  # after the timed ones: forward, backward and step timed apart, each synchronized
     update_norms: bool = False  # also record the norm of each parameter update (costs a copy of the model)
+    # Timing ends before `steps` once the mean step time is known to this relative half-width, at this
+    # confidence however often one looks; 0: never.
+    precision: float = 0.0
+    confidence: float = 0.95
+    min_steps: int = 4  # timed before the first look
+    look_every: int = 2  # timed steps from one look to the next
+    beat_step_s: float | None = None  # ends also once it is known to be slower than this: it cannot win
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from train_entry.contract.goals import Goal
 from train_entry.contract.intent import ModelShape, Plan
 from train_entry.contract.seen import Outcome
-from train_entry.contract.words import Fit, Origin, State
+from train_entry.contract.words import Fit, Origin, Purpose, State
 
 Scalar = str | int | float | bool | None
 
@@ -60,6 +61,17 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Repeat:
+    """A measured trial, measured again in fresh processes."""
+
+    attempt: int
+    purpose: Purpose
+    turn: int  # of the confirmation, from 1; repeats of one turn follow each other at once. 0: drift
+    outcome: Outcome | None = None  # None: it runs
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """trial.json: one configuration and all that is known of it."""
 
@@ -80,6 +92,10 @@ class Trial:
     lost: int = 0  # attempts that ended for no fault of the trial, and were followed by another
     measured_attempt: int | None = None  # the attempt that the outcome is of
     advice: Advice | None = None  # after running out of memory
+    rung: str | None = None  # its name on the ladder of what is tried by hand; None: not of it
+    is_yardstick: bool = False  # measured for comparison, on other ranks than the study asks: cannot win
+    repeats: tuple[Repeat, ...] = ()
+    drift: float = 1.0  # how fast the machine was when it was measured, over how fast it was at first
     check: Outcome | None = None  # of a longer run, at the study's number of tokens
     check_attempt: int | None = None
     shared: bool = False  # another trial ran on the same node meanwhile
@@ -99,10 +115,45 @@ class StudyRecord:
 
     name: str
     created_at: float
-    objective: str  # a field of Measurement, to be maximized
+    objective: str  # the name of the first goal, which ranks the trials
     asked: Mapping[str, Scalar]  # dotted key to value: another value is another study
     dimensions: Mapping[str, str]  # knob to its range, in Hydra's grammar
     limits: Mapping[str, Scalar]  # may be raised on resume
     versions: Mapping[str, str]  # of what changes a timing
     model: ModelShape
     overrides: tuple[str, ...] = ()  # the command line that made it
+    goals: tuple[Goal, ...] = ()  # what is sought, the most important first; none: `objective`, of old
+
+    @property
+    def goal(self) -> Goal:
+        """What ranks the trials."""
+        return self.goals[0] if self.goals else Goal(name=self.objective)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What repeats showed of one trial."""
+
+    trial: int
+    value: float  # of the goal, mean over its repeats
+    low: float  # of the interval at Winner.confidence
+    high: float
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Winner:
+    """winner.json: what the confirmation came to."""
+
+    goal: str
+    trial: int
+    confidence: float
+    standings: tuple[Standing, ...]  # of all that were repeated, the best first
+    tied: tuple[
+        int, ...
+    ] = ()  # trials that cannot be told apart from the best; the winner needs least memory
+    noise: float | None = None  # standard deviation of one repeat over its mean; None: too few
+    rung: int | None = None  # the best rung of the ladder
+    gain: float | None = None  # the winner's value over that rung's; None: not both repeated
+    gain_low: float | None = None
+    gain_high: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train_entry.contract.words import ExitReason, FailureKind, MemoryKind, Phase
+from train_entry.contract.words import ExitReason, FailureKind, MemoryKind, Phase, TimingEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,24 @@ class StepSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceHealth:
+    """How a rank's card was while steps were timed; medians over looks."""
+
+    clock_mhz: int  # of its multiprocessors
+    max_clock_mhz: int
+    temperature_c: int  # the highest seen
+    power_w: float
+    throttled: tuple[
+        str, ...
+    ] = ()  # reasons that slowed it, in NVML's words; not: idle, and the user's limits
+
+    @property
+    def is_suspect(self) -> bool:
+        """Slowed by heat or by its power supply: another day it would be faster."""
+        return any("thermal" in reason or reason == "hw_power_brake" for reason in self.throttled)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankMeasurement:
     """What one rank saw."""
 
@@ -59,6 +77,10 @@ class RankMeasurement:
     host_peak_bytes: int = (
         0  # resident memory of the process, over all phases; 0: written before it was measured
     )
+
+    ended: TimingEnd = TimingEnd.CAP  # the same on all ranks
+    step_s_half_width: float | None = None  # of the mean step time's interval, when timing ended
+    health: DeviceHealth | None = None  # None: no GPU, or not known
 
     @property
     def peak(self) -> MemoryPeak:
@@ -96,6 +118,14 @@ class Measurement:
     tensor_volume_bytes: int = (
         0  # sent by a rank in a step to those it shares matrices with; counted by formula
     )
+    ended: TimingEnd = TimingEnd.CAP
+    spared_steps: int = 0  # that were not timed since timing ended early
+    relative_error: float | None = None  # half-width of the step time's interval over its mean; None: unknown
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a card was slowed down by its surroundings meanwhile."""
+        return any(rank.health is not None and rank.health.is_suspect for rank in self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,6 +96,22 @@ class AttemptKind(StrEnum):
     CHECK = "check"
 
 
+class Purpose(StrEnum):
+    """Why a trial is measured again."""
+
+    CONFIRM = "confirm"  # the best against each other, alone on the machine, by turns
+    DRIFT = "drift"  # one and the same trial now and then, to see whether the machine has changed
+
+
+class TimingEnd(StrEnum):
+    """Why no further step was timed."""
+
+    CAP = "cap"  # all that were asked for
+    PRECISE = "precise"  # the step time is known as exactly as asked
+    FUTILE = "futile"  # known to be slower than the best
+    ASKED = "asked"  # the orchestrator has asked for an end
+
+
 class Phase(StrEnum):
     """How far a rank has come; part of its heartbeat and of what a failure reports."""
 
