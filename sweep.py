@@ -64,6 +64,8 @@ from sweeps.machine import Machine  # noqa: E402
 from sweeps.models import model_shape  # noqa: E402
 from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
+from sweeps.pruning import Pruning  # noqa: E402
+from sweeps.search.director import make_director, rules_for  # noqa: E402
 from sweeps.settings import Settings  # noqa: E402
 from sweeps.space import Point  # noqa: E402
 from sweeps.study import Searcher, require_searchable  # noqa: E402
@@ -226,21 +228,30 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     """Run the loop to its end, or to Ctrl-C."""
     config = session.config
     parallel = config.cluster.parallel or config.cluster.nodes
-    limits = Limits(trials=config.limits.trials, hours=config.limits.hours, retries=config.limits.retries)
+    limits = limits_of(config)
     planner, space = session.planner, session.request.space
     points = 0 if session.single is not None else space.size(planner.matters)
     observer = StudyObserver(ledger, limits, display, tracker, parallel, points)
+    goals = session.record.goals
+    searcher = Searcher(space, config.search, len(ledger.trials), planner.matters, len(goals))
+    gate = config.gate
+    admission = Admission(session.forecaster, gate.enabled, gate.borderline, config.search.dominance)
+    rules = rules_for(config, goals[0], session.machine, points)
     loop = StudyLoop(
         study=session.record,
         planner=planner,
-        searcher=Searcher(space, config.search, len(ledger.trials), planner.matters),
+        searcher=searcher,
+        director=make_director(rules, space, planner, searcher, admission),
         cluster=LocalCluster(session.machine, parallel),
         ledger=ledger,
-        admission=Admission(session.forecaster, config.gate.enabled, config.gate.borderline),
+        admission=admission,
         limits=limits,
         observer=observer,
         cancel_on_interrupt=config.cluster.on_interrupt == "cancel",
-        check_best=0 if session.single is not None else config.check.best,
+        check_best=config.check.best,
+        confirm=config.confirm,
+        futility=config.measure.futility,
+        pruning=Pruning(searcher, goals[0]) if config.search.pruner != "none" else None,
         interrupted=Interrupt(),
     )
     display.start(session.record)
@@ -249,6 +260,20 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     finally:
         display.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
+
+
+def limits_of(config: SweepConfig) -> Limits:
+    asked = config.limits
+    return Limits(
+        trials=asked.trials,
+        hours=asked.hours,
+        retries=asked.retries,
+        gpu_hours=asked.gpu_hours,
+        cost=asked.cost,
+        price_per_gpu_hour=config.cluster.price_per_gpu_hour or 0.0,
+        failures=asked.failures,
+        patience=asked.patience,
+    )
 
 
 class Interrupt:

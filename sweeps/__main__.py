@@ -19,7 +19,9 @@ from pathlib import Path
 
 from sweeps.errors import ConfigError, SweepError
 from sweeps.ledger import Ledger, exclusive
-from train_entry.contract import ContractError, State, StudyDir, StudyRecord, Trial, read_document
+from sweeps.search.standing import contenders
+from train_entry.contract import ContractError, State, StudyDir, StudyRecord, Trial, Winner, read_document
+from train_entry.contract.goal_text import goal_text
 
 OK, ERROR, BAD_INPUT = 0, 1, 2
 
@@ -98,13 +100,24 @@ def _list(options: argparse.Namespace) -> int:
 def _summary(directory: StudyDir) -> str:
     try:
         record, ledger = _study(directory), Ledger(directory)
+        best = _best(record, ledger)
     except (ContractError, ConfigError) as error:
         return f"{directory.path.name}: unreadable: {error}"
     counts = Counter(trial.state for trial in ledger.trials)
     states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no trials"
-    ranked = [(float(getattr(seen, record.objective)), trial.number) for trial, seen in ledger.measurements()]
-    best = f"; best {max(ranked)[0]:,.0f} {record.objective}, trial {max(ranked)[1]:04d}" if ranked else ""
     return f"{record.name}: {record.model.name}: {states}{best}"
+
+
+def _best(record: StudyRecord, ledger: Ledger) -> str:
+    """By the confirmation where there was one, or else of what was measured once."""
+    ranked = contenders(ledger.trials, record.goal)
+    confirmed = read_document(ledger.directory.winner, Winner)
+    if confirmed is not None and confirmed.goal == record.goal.name:
+        for standing in confirmed.standings:
+            if standing.trial == confirmed.trial and any(one.number == standing.trial for _, one in ranked):
+                value = goal_text(record.goal, standing.value)
+                return f"; best {value}, trial {standing.trial:04d}, confirmed"
+    return f"; best {goal_text(record.goal, ranked[0][0])}, trial {ranked[0][1].number:04d}" if ranked else ""
 
 
 def _advise(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sweeps.cautions import cautions
+from sweeps.dominance import Dominance
 from sweeps.forecast import Forecaster
 from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Plan, Trial
 
@@ -10,14 +11,18 @@ from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Pl
 class Admission:
     """Estimates every plan, and refuses those that cannot fit. Learns from every trial that ends."""
 
-    def __init__(self, forecaster: Forecaster, enabled: bool, borderline: int) -> None:
+    def __init__(
+        self, forecaster: Forecaster, enabled: bool, borderline: int, dominance: bool = True
+    ) -> None:
         self._forecaster = forecaster
         self._enabled = enabled
         self._borderline_left = borderline
+        self._dominance = Dominance(estimate=forecaster.estimate) if enabled and dominance else None
 
     def recall(self, trials: list[Trial]) -> None:
         """What this study has learned and spent before."""
-        self._forecaster.learn(trials)
+        for trial in trials:
+            self.learn(trial)
         self._borderline_left -= sum(map(_was_admitted_at_the_border, trials)) if self._enabled else 0
 
     @property
@@ -28,14 +33,17 @@ class Admission:
     def estimate(self, plan: Plan) -> Estimate:
         return self._forecaster.estimate(plan)
 
-    def refusal(self, estimate: Estimate, origin: Origin) -> Failure | None:
+    def refusal(self, plan: Plan, estimate: Estimate, origin: Origin) -> Failure | None:
         """Why a plan is not launched; None: it is. What a user asked for by itself always is."""
-        if not self._enabled or origin is Origin.USER or estimate.fit is Fit.FITS:
+        if not self._enabled or origin is Origin.USER:
             return None
-        if estimate.fit is Fit.BORDERLINE and self._borderline_left > 0:
+        objection = self._dominance.objection(plan, estimate) if self._dominance else None
+        if objection is None and estimate.fit is Fit.FITS:
+            return None
+        if objection is None and estimate.fit is Fit.BORDERLINE and self._borderline_left > 0:
             self._borderline_left -= 1
             return None
-        return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
+        return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why or objection}")
 
     def doubts(self, trial: Trial) -> tuple[str, ...]:
         """What speaks against a plan that is launched all the same."""
@@ -45,8 +53,10 @@ class Admission:
         return (*too_large, *(caution.text for caution in cautions(trial.plan)))
 
     def learn(self, trial: Trial) -> None:
-        """From a trial that has just ended."""
+        """From a trial that has ended."""
         self._forecaster.learn([trial])
+        if self._dominance is not None and trial.origin is not Origin.USER:
+            self._dominance.learn(trial)
 
     def memory_limit_bytes(self, trial: Trial) -> int | None:
         """What torch is held to on each GPU of the trial; None: the GPU itself is the limit."""

@@ -10,6 +10,7 @@ import signal
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sweeps.estimate.flops import flops_per_token
@@ -20,6 +21,7 @@ from train_entry.contract import (
     Failure,
     FailureKind,
     Measurement,
+    MeasureSpec,
     ModelShape,
     Outcome,
     Plan,
@@ -28,6 +30,7 @@ from train_entry.contract import (
     RankOutcome,
     StepMetrics,
     StepSplit,
+    TimingEnd,
     TrialSpec,
     load,
     read_document,
@@ -64,7 +67,8 @@ def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
     outcomes = [_rank_outcome(attempt, rank) for rank in ranks]
     measured = [outcome for outcome in outcomes if isinstance(outcome, RankMeasurement)]
     if len(measured) == len(outcomes):
-        return measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
+        found = measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
+        return replace(found, spared_steps=_spared_steps(found, spec.measure))
     return _root_cause(attempt, outcomes)
 
 
@@ -112,7 +116,17 @@ def measurement(
         host_peak_bytes=_host_peak_bytes(ranks),
         bubble=_bubble(plan, ranks),
         tensor_volume_bytes=tensor_volume_bytes(plan, model),
+        ended=first.ended,
+        relative_error=_relative_error(steps_s, first.step_s_half_width),
     )
+
+
+def _relative_error(steps_s: Sequence[float], half_width_s: float | None) -> float | None:
+    return None if half_width_s is None else half_width_s / statistics.fmean(steps_s)
+
+
+def _spared_steps(found: Measurement, measure: MeasureSpec) -> int:
+    return max(0, measure.steps - found.steps) if found.ended is not TimingEnd.CAP else 0
 
 
 def _steps_s(plan: Plan, ranks: Sequence[RankMeasurement]) -> Sequence[float]:

@@ -15,22 +15,29 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sweeps.search.standing import contenders, value_of
 from train_entry.contract import (
     Advice,
     Failure,
     FailureKind,
+    Goal,
     Measurement,
     MemoryKind,
+    Origin,
+    Outcome,
     Phase,
     Scalar,
     State,
     StudyRecord,
     Trial,
 )
+from train_entry.contract.goal_text import goal_text
 
 SHOWN_TRIALS = 15
 SHOWN_REFUSED = 2  # at once, with a line each, in a log
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
+_NONE_YET = Goal(name="tokens_per_s_per_gpu")  # before a display is started
+_SHOWN_ANYWAY = ("tokens_per_s_per_gpu", "peak_bytes", "loss")  # goals that each line of a trial tells
 
 
 class Reached(NamedTuple):
@@ -75,10 +82,10 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._objective = ""
+        self._goal = _NONE_YET
 
     def start(self, study: StudyRecord) -> None:
-        self._objective = study.objective
+        self._goal = study.goal
         self.message(_headline(study))
         self._live.start()
 
@@ -93,9 +100,9 @@ class LiveDisplay:
 
     def frame(self, trials: Sequence[Trial], progress: Progress) -> Group:
         """The table, cut to what the terminal has room for, and a status line."""
-        best = best_trial(trials, self._objective)
+        best = best_trial(trials, self._goal)
         room = max(1, min(SHOWN_TRIALS, self._console.height - _LINES_BESIDE_TRIALS))
-        status = Text(_status(trials, progress, best), no_wrap=True, overflow="ellipsis")
+        status = Text(_status(trials, progress, best, self._goal), no_wrap=True, overflow="ellipsis")
         return Group(_live_table(_worth_showing(trials, best, room), progress, best), status)
 
 
@@ -107,29 +114,30 @@ class PlainDisplay:
         self._now_s = now_s
         self._started_at = 0.0
         self._elapsed_s = 0.0
-        self._objective = ""
+        self._goal = _NONE_YET
         self._states: dict[int, State] = {}
 
     def start(self, study: StudyRecord) -> None:
-        self._objective = study.objective
+        self._goal = study.goal
         self._started_at = self._now_s()
         self.message(_headline(study))
 
     def update(self, trials: Sequence[Trial], progress: Progress) -> None:
         self._elapsed_s = progress.elapsed_s
-        best = best_trial(trials, self._objective)
+        best = best_trial(trials, self._goal)
         changed = [trial for trial in trials if self._states.get(trial.number) is not trial.state]
         self._states.update((trial.number, trial.state) for trial in changed)
         earlier = [trial for trial in changed if self._is_history(trial)]
         if earlier:
-            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best)}")
+            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best, self._goal)}")
         new = [trial for trial in changed if trial not in earlier]
         refused = [trial for trial in new if _is_refused(trial)]
         if len(refused) > SHOWN_REFUSED:
             self.message(_refusals(refused))
             new = [trial for trial in new if not _is_refused(trial)]
         for trial in new:
-            self.message(f"trial {trial.number:04d} {_knobs(trial)}: {_event(trial, trial is best)}")
+            event = _event(trial, self._goal, trial is best)
+            self.message(f"trial {trial.number:04d} {_knobs(trial)}{_from(trial)}: {event}")
 
     def message(self, text: str) -> None:
         print(f"[{self._elapsed_s:5.1f} s] {_printable(text)}", file=self._stream, flush=True)
@@ -141,13 +149,10 @@ class PlainDisplay:
         return trial.closed_at is not None and trial.closed_at < self._started_at
 
 
-def best_trial(trials: Sequence[Trial], objective: str) -> Trial | None:
-    """The measured trial with the largest objective; of equals the first."""
-    return max(
-        (trial for trial in trials if _score(trial, objective) > -math.inf),
-        key=lambda trial: _score(trial, objective),
-        default=None,
-    )
+def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
+    """The best that can win, with a finite loss; of equals the first."""
+    sound = [trial for trial in trials if _is_sound(trial.outcome)]
+    return next((trial for _, trial in contenders(sound, goal)), None)
 
 
 def eta_s(trials: Sequence[Trial], progress: Progress) -> float | None:
@@ -171,12 +176,8 @@ def _is_refused(trial: Trial) -> bool:
     return is_estimated and trial.state is State.INFEASIBLE
 
 
-def _score(trial: Trial, objective: str) -> float:
-    if trial.state is not State.MEASURED or not isinstance(trial.outcome, Measurement):
-        return -math.inf
-    value = getattr(trial.outcome, objective, None)
-    usable = isinstance(value, (int, float)) and math.isfinite(value) and math.isfinite(trial.outcome.loss)
-    return float(value) if usable and value is not None else -math.inf
+def _is_sound(outcome: Outcome | None) -> bool:
+    return isinstance(outcome, Measurement) and math.isfinite(outcome.loss)
 
 
 def _done(trials: Sequence[Trial], progress: Progress) -> int:
@@ -203,7 +204,7 @@ def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None)
     for trial in trials:
         speed, memory, loss = _figures(trial)
         state = _live_state(trial, progress.running.get(trial.number))
-        mark, knobs = "*" if trial is best else "", _knobs(trial, brief=True)
+        mark, knobs = "*" if trial is best else "", _knobs(trial, brief=True) + _from(trial)
         cells = (mark, f"{trial.number:04d}", state, knobs, speed, memory, loss)
         style = "bold green" if trial is best else "dim" if isinstance(trial.outcome, Failure) else ""
         table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
@@ -211,9 +212,11 @@ def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None)
 
 
 def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
-    if trial.state is State.RUNNING and reached is not None:
+    is_repeated = bool(trial.repeats) and trial.repeats[-1].outcome is None
+    if reached is not None and (is_repeated or trial.state is State.RUNNING):
         phase, step, of_steps = reached
-        return f"running {phase}" if phase.is_startup else f"running {phase} {step}/{of_steps}"
+        word = "again" if is_repeated else "running"
+        return f"{word} {phase}" if phase.is_startup else f"{word} {phase} {step}/{of_steps}"
     return _state(trial)
 
 
@@ -241,7 +244,7 @@ def _figures(trial: Trial) -> tuple[str, str, str]:
     )
 
 
-def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> str:
+def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None, goal: Goal) -> str:
     limit = "" if progress.limit_trials is None else f"/{progress.limit_trials}"
     hours = "" if progress.limit_s is None else f" of {_duration(progress.limit_s)}"
     eta = eta_s(trials, progress)
@@ -250,16 +253,21 @@ def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> 
         *([f"{refused} not launched: cannot fit"] if (refused := sum(map(_is_refused, trials))) else []),
         f"{_duration(progress.elapsed_s)}{hours}",
         *([] if eta is None else [f"ETA {_duration(eta)}"]),
-        _best_so_far(best),
+        _best_so_far(best, goal),
     ]
     return "\n" + "  |  ".join(parts)
 
 
-def _best_so_far(best: Trial | None) -> str:
-    return "no best yet" if best is None else f"best {best.number:04d}: {_figures(best)[0]} tokens/s/GPU"
+def _best_so_far(best: Trial | None, goal: Goal) -> str:
+    value = value_of(best, goal) if best else None
+    return (
+        "no best yet"
+        if best is None or value is None
+        else f"best {best.number:04d}: {goal_text(goal, value)}"
+    )
 
 
-def _event(trial: Trial, is_best: bool) -> str:
+def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
     """What has become of a trial, in one line."""
     state, outcome = _state(trial), trial.outcome
     if _is_refused(trial):
@@ -269,7 +277,11 @@ def _event(trial: Trial, is_best: bool) -> str:
         return f"{state}: {outcome.message}{advice}"
     if isinstance(outcome, Measurement):
         speed, memory, loss = _figures(trial)
-        return f"{state} {speed} tokens/s/GPU, {memory}, loss {loss}{' (best)' if is_best else ''}"
+        value = None if goal.name in _SHOWN_ANYWAY else goal.value(outcome)
+        sought = "" if value is None else f", {goal_text(goal, value)}"
+        why = f": cannot win, {outcome.spared_steps} steps spared" if trial.state is State.STOPPED else ""
+        numbers = f"{speed} tokens/s/GPU, {memory}, loss {loss}{sought}"
+        return f"{state} {numbers}{why}{' (best)' if is_best else ''}"
     return f"{state}: {'; '.join(reason.text for reason in trial.reasons)}" if trial.reasons else state
 
 
@@ -301,6 +313,15 @@ def _knobs(trial: Trial, brief: bool = False) -> str:
     return " ".join((str(strategy), *others)).strip()
 
 
+def _from(trial: Trial) -> str:
+    """Of a trial that one would have tried by hand; empty of all others."""
+    if trial.is_yardstick:
+        return " (yardstick)"
+    if trial.origin is Origin.REMEDY and trial.parent is not None:
+        return f" (remedy of {trial.parent:04d})"
+    return f" (ladder: {trial.rung})" if trial.rung else ""
+
+
 def as_typed(value: Scalar) -> str:
     """A knob's value as one would type it: true, null, 5e8."""
     if isinstance(value, bool) or value is None:
@@ -314,7 +335,8 @@ def as_typed(value: Scalar) -> str:
 
 def _headline(study: StudyRecord) -> str:
     over = f" over {', '.join(study.dimensions)}" if study.dimensions else ""
-    return f"study {study.name}: {study.objective} of {study.model.name}{over}"
+    sought = ", then ".join(goal.name for goal in study.goals or (study.goal,))
+    return f"study {study.name}: {sought} of {study.model.name}{over}"
 
 
 def _duration(seconds: float) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from train_entry.contract import Trial
+from sweeps.search.standing import value_of
+from train_entry.contract import Failure, Goal, Measurement, Origin, State, Trial
+
+SECONDS_PER_HOUR = 3600
+NOISE = 0.005  # of a measurement that does not say how exact it is, as a share
 
 
 class StopReason(StrEnum):
@@ -15,8 +20,29 @@ class StopReason(StrEnum):
     EXHAUSTED = "every point of the space is known"
     TRIALS = "limits.trials is reached"
     HOURS = "limits.hours is reached"
+    GPU_HOURS = "limits.gpu_hours is reached"
+    COST = "limits.cost is reached"
+    FAILURES = "limits.failures is reached: trials fail alike, one after another"
+    PATIENCE = "limits.patience is reached: no trial has improved on the best for so long"
+    NO_BETTER = "nothing left is expected to be better by limits.improvement"
     UNPRODUCTIVE = "hundreds of proposals in a row gave nothing to launch"
     INTERRUPTED = "interrupted"
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing at all may be launched any more."""
+        return self in (StopReason.HOURS, StopReason.GPU_HOURS, StopReason.COST, StopReason.INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a study has used up, and what it got for it."""
+
+    launched: int
+    active_s: float
+    gpu_s: float
+    failures: int = 0  # of one kind, one after another, the latest
+    without_improvement: int = 0  # trials since the best was found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +50,25 @@ class Limits:
     trials: int | None
     hours: float | None
     retries: int
+    gpu_hours: float | None = None
+    cost: float | None = None
+    price_per_gpu_hour: float = 0.0
+    failures: int | None = None
+    patience: int | None = None
 
-    def reached(self, launched: int, active_s: float) -> StopReason | None:
-        if self.trials is not None and launched >= self.trials:
-            return StopReason.TRIALS
-        if self.hours is not None and active_s >= self.hours * 3600:
-            return StopReason.HOURS
-        return None
+    def reached(self, spent: Spent, reserve: Spent | None = None) -> StopReason | None:
+        """The first limit that is reached, or would be with what is kept in reserve for the confirmation."""
+        kept_s = reserve.active_s if reserve else 0.0
+        gpu_h = (spent.gpu_s + (reserve.gpu_s if reserve else 0.0)) / SECONDS_PER_HOUR
+        checks = (
+            (StopReason.TRIALS, spent.launched, self.trials),
+            (StopReason.HOURS, (spent.active_s + kept_s) / SECONDS_PER_HOUR, self.hours),
+            (StopReason.GPU_HOURS, gpu_h, self.gpu_hours),
+            (StopReason.COST, gpu_h * self.price_per_gpu_hour, self.cost),
+            (StopReason.FAILURES, spent.failures, self.failures),
+            (StopReason.PATIENCE, spent.without_improvement, self.patience),
+        )
+        return next((why for why, used, limit in checks if limit is not None and used >= limit), None)
 
 
 def active_seconds(trials: Iterable[Trial], now: float) -> float:
@@ -40,3 +78,43 @@ def active_seconds(trials: Iterable[Trial], now: float) -> float:
         total_s += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total_s
+
+
+def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
+    """The latest trials that ended since then, as far back as they failed in one and the same way."""
+    ended = [trial for trial in trials if trial.attempts and (trial.closed_at or 0.0) >= since]
+    latest_first = sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number), reverse=True)
+    kinds = [trial.outcome.kind if isinstance(trial.outcome, Failure) else None for trial in latest_first[:1]]
+    return list(
+        itertools.takewhile(
+            lambda trial: (
+                trial.state is State.FAILED
+                and isinstance(trial.outcome, Failure)
+                and trial.outcome.kind is kinds[0]
+            ),
+            latest_first,
+        )
+    )
+
+
+def without_improvement(trials: Iterable[Trial], goal: Goal) -> int:
+    """Trials of the search that were launched and ended since the best was improved on beyond its noise."""
+    best: float | None = None
+    waited = 0
+    ended = (trial for trial in trials if trial.attempts and trial.closed_at is not None)
+    for trial in sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number)):
+        if trial.origin is Origin.USER or trial.is_yardstick:
+            continue
+        waited += 1
+        value = value_of(trial, goal) if trial.state is State.MEASURED else None
+        if value is None:
+            continue
+        if best is None or goal.gain(value, best) > 1 + _noise(trial):
+            best, waited = value, 0
+    return waited
+
+
+def _noise(trial: Trial) -> float:
+    seen = trial.outcome
+    known = seen.relative_error if isinstance(seen, Measurement) else None
+    return NOISE if known is None else known

@@ -11,7 +11,7 @@ from sweeps.cautions import Caution, cautions
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
 from sweeps.space import Matters, Point, SearchSpace
-from train_entry.contract import Estimate, Fit, Plan, Reason, Scalar
+from train_entry.contract import Estimate, Fit, Goal, Plan, Reason, Scalar
 
 MAX_LISTED = 3000  # points; a larger space is sampled
 PLACES = {Fit.FITS: 0, Fit.BORDERLINE: 1, Fit.TOO_LARGE: 2}
@@ -58,7 +58,7 @@ class Listing:
     looked_at: int
     points: int | None  # of the space; None: infinitely many
     seed: int  # of the sample
-    objective: str  # the field of an estimate by which plans that fit are ordered
+    goal: Goal  # by which plans that fit are ordered
     basis: str = ""  # one line: how the estimates were made
 
     @property
@@ -77,17 +77,17 @@ def list_plans(
     matters: Matters,
     seed: int,
     estimate: EstimatePlan,
-    objective: str,
+    goal: Goal,
     basis: str = "",
 ) -> Listing:
     """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed.
 
-    Plans that fit come first, by their estimated objective; then the borderline ones, likewise; then those
+    Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then those
     that are too large, the least of them first.
     """
     points = _chosen(space, random.Random(seed), matters)
     planned = [(point, plan(point)) for point in points]
-    legal = _legal(planned, lru_cache(maxsize=None)(estimate), objective)
+    legal = _legal(planned, lru_cache(maxsize=None)(estimate), goal)
     return Listing(
         knobs=tuple(dimension.key for dimension in space.dimensions),
         legal=legal,
@@ -96,7 +96,7 @@ def list_plans(
         looked_at=len(points),
         points=space.size(matters),
         seed=seed,
-        objective=objective,
+        goal=goal,
         basis=basis,
     )
 
@@ -110,14 +110,14 @@ def _chosen(space: SearchSpace, source: random.Random, matters: Matters) -> list
 
 
 def _legal(
-    planned: Iterable[tuple[Point, Planned]], estimate: EstimatePlan, objective: str
+    planned: Iterable[tuple[Point, Planned]], estimate: EstimatePlan, goal: Goal
 ) -> tuple[LegalPoint, ...]:
     found = [
         (point, one, one.plan, estimate(one.plan))
         for point, one in planned
         if not isinstance(one.plan, Rejection)
     ]
-    found.sort(key=lambda each: _merit(each[3], objective))
+    found.sort(key=lambda each: _merit(each[3], goal))
     first: dict[str | None, int] = {}
     legal = []
     for number, (point, one, plan, expected) in enumerate(found, start=1):
@@ -135,10 +135,12 @@ def _legal(
     return tuple(legal)
 
 
-def _merit(estimate: Estimate, objective: str) -> tuple[int, float]:
+def _merit(estimate: Estimate, goal: Goal) -> tuple[int, float]:
     """The smaller, the better."""
-    place = PLACES[estimate.fit]
-    return place, estimate.excess if estimate.fit is Fit.TOO_LARGE else -float(getattr(estimate, objective))
+    if estimate.fit is Fit.TOO_LARGE:
+        return PLACES[estimate.fit], estimate.excess
+    value = goal.value(estimate)  # estimates know no loss: then by speed
+    return PLACES[estimate.fit], -estimate.tokens_per_s_per_gpu if value is None else -goal.score(value)
 
 
 def _broken(plans: Iterable[Plan | Rejection]) -> tuple[BrokenRule, ...]:

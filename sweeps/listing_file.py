@@ -49,7 +49,7 @@ def _csv(listing: Listing) -> str:
 
 def _json(listing: Listing) -> str:
     document = {
-        "objective": listing.objective,
+        "objective": listing.goal.name,
         "estimates": listing.basis,
         "looked_at": listing.looked_at,
         "points": listing.points,  # null: infinitely many

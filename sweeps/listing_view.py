@@ -12,7 +12,6 @@ from sweeps.listing import BrokenRule, LegalPoint, Listing, Wasteful
 from sweeps.listing_words import (
     FIT_WORDS,
     GROUPS,
-    OBJECTIVES,
     OTHER,
     by_group,
     gib,
@@ -20,7 +19,9 @@ from sweeps.listing_words import (
     shortfall,
     speed,
 )
-from train_entry.contract import Fit
+from train_entry.contract import Fit, Goal
+from train_entry.contract.goal_text import goal_number, goal_words
+from train_entry.contract.goals import MAXIMIZED
 
 GAP = "  "  # between two columns
 # Heads of narrow columns, a line break at each newline.
@@ -112,16 +113,12 @@ def _table(listing: Listing) -> Iterator[str]:
 def _columns(listing: Listing) -> list[_Column]:
     """A strategy that varies has no column of its knob: the plan's own says more."""
     knobs = [knob for knob in listing.knobs if knob != "strategy"]
-    objective = listing.objective
     return [
         _Column(head="#", text=lambda found: str(found.number)),
         _Column(head="strategy", text=lambda found: found.plan.strategy, is_text=True),
         *(_knob_column(knob) for knob in knobs),
         _Column(head="accumulation", text=lambda found: str(found.plan.grad_accum)),
-        _Column(
-            head=OBJECTIVES[objective].replace("s/G", "s\n/G"),
-            text=lambda found: speed(getattr(found.estimate, objective)),
-        ),
+        *_goal_columns(listing),
         _Column(head="step\nms", text=lambda found: _milliseconds(found.estimate.step_s)),
         _Column(head="peak\nGiB", text=lambda found: gib(found.estimate.peak_bytes)),
         *_needed_columns(listing),
@@ -129,6 +126,24 @@ def _columns(listing: Listing) -> list[_Column]:
         _Column(head="verdict", text=lambda found: FIT_WORDS[found.estimate.fit], is_text=True),
         _Column(head="", text=_remarks, is_text=True),
     ]
+
+
+def _goal_columns(listing: Listing) -> Iterator[_Column]:
+    """What orders the plans; the speed in any case."""
+    goal = listing.goal
+    if goal.name in ("time_to_tokens", "cost"):
+        words = (
+            goal_words(goal).replace(" to ", "\nto ").replace(" of ", "\nof ").replace(" tokens", "\ntokens")
+        )
+        yield _Column(head=words, text=lambda found: _sought(goal, found))
+    name = goal.name if goal.name in MAXIMIZED else "tokens_per_s_per_gpu"
+    head = goal_words(Goal(name=name)).replace("s/G", "s\n/G")
+    yield _Column(head=head, text=lambda found: speed(getattr(found.estimate, name)))
+
+
+def _sought(goal: Goal, found: LegalPoint) -> str:
+    value = goal.value(found.estimate)
+    return "" if value is None else goal_number(goal, value)
 
 
 def _knob_column(knob: str) -> _Column:

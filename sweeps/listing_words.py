@@ -29,7 +29,6 @@ GROUPS = {
 }
 OTHER = "other"
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-OBJECTIVES = {"tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s/GPU"}
 
 
 def gib(count: float) -> str:

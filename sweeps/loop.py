@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from sweeps.advisor import advice_for
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.collect import attempt_gpu_seconds, collect
-from sweeps.ds_config import ds_config_text
-from sweeps.limits import StopReason, active_seconds
+from sweeps.limits import StopReason, failures_in_a_row
 from sweeps.plan import Rejection
 from sweeps.planner import Planned
-from sweeps.recovery import Recovery
+from sweeps.repeating import Repeating, is_cancelled
+from sweeps.search.director import OUTSIDE, Pause, Suggestion
 from sweeps.space import Point
 from sweeps.study import Proposal
-from sweeps.verdicts import VERDICTS, Verdict, state_of
+from sweeps.verdicts import state_of
 from train_entry.contract import (
     Advice,
     AttemptKind,
     Failure,
     FailureKind,
-    Measurement,
     Origin,
     Outcome,
     State,
@@ -40,41 +39,64 @@ PROPOSALS_A_TURN = 20  # between two looks at the running jobs and at Ctrl-C
 
 
 @dataclass(kw_only=True)
-class StudyLoop(Recovery):
+class StudyLoop(Repeating):
     """One start of a study. `run` returns why it ended."""
 
     # ------------------------------------------------------------------ the turns
 
     def run(self, point: Point | None = None) -> StopReason:
         """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
+        self._started_at = self.clock.now()
         self.admission.recall(self.ledger.trials)
         self._recover_own_trials()
         if point is None:
             self._recover()
         else:
             self._alone = self.ledger.next_number()
-            self._open(Proposal(point=point, number=-1), self.planner.plan(point), Origin.USER)
+            alone = Suggestion(proposal=Proposal(point=point, number=OUTSIDE), origin=Origin.USER)
+            self._open(alone, self.planner.plan(point))
         while True:
             self._collect_ended()
             if self.interrupted():
                 return self._ended(self._interrupt())
+            self._end_losers()
             self._launch_queued()
             reason = StopReason.EXHAUSTED if self._alone else self._limit_reached() or self._propose()
             if reason is StopReason.EXHAUSTED and not self._alone and not self._running:
                 self._reconsider()
-            if reason and not self._running and not self._queued() and not self._start_checks(reason):
+            if reason and not self._running and not self._queued() and not self._start_last_runs():
                 return self._ended(reason)
             self.observer.tick(dict(self._running))
+            self.director.think()
             self.clock.sleep(POLL_S)
+
+    def _start_last_runs(self) -> bool:
+        """What follows the search, one run after another: confirmation, then checks. False: all is done."""
+        if self._alone:
+            return False
+        if self._start_confirmation():
+            return True
+        self._conclude()
+        return self._start_checks()
 
     def _ended(self, reason: StopReason) -> StopReason:
         self.observer.tick({})
         return reason
 
     def _limit_reached(self) -> StopReason | None:
+        """With what the confirmation will take in reserve."""
         new = sum(trial.attempts == 0 for trial in self._launchable())
-        active_s = active_seconds(self.ledger.trials, self.clock.now())
-        return self.limits.reached(self.ledger.launched + new, active_s)
+        spent = self._spent()
+        reason = self.limits.reached(
+            dataclasses.replace(spent, launched=spent.launched + new), self._reserve()
+        )
+        if reason is StopReason.FAILURES and not self._failures_told:
+            self._failures_told = True
+            for trial in failures_in_a_row(self.ledger.trials, self._started_at)[:1]:
+                assert isinstance(trial.outcome, Failure)
+                kind, message = trial.outcome.kind, trial.outcome.message
+                self.observer.message(f"{spent.failures} trials in a row failed alike: {kind}: {message}")
+        return reason
 
     def _interrupt(self) -> StopReason:
         fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
@@ -91,13 +113,16 @@ class StudyLoop(Recovery):
 
     def _propose(self) -> StopReason | None:
         """Ask while a slot is free; what needs no launch costs none."""
+        self._start_drift_look()
         for _ in range(PROPOSALS_A_TURN):
             if self.cluster.free_ranks() == 0 or self._launchable():
                 break
-            proposal = self.searcher.ask()
-            if proposal is None:
-                return StopReason.EXHAUSTED
-            self._open(proposal, self.planner.plan(proposal.point), Origin.SAMPLER)
+            found = self.director.next(self.ledger.trials)
+            if found is Pause.WAIT:
+                return None
+            if isinstance(found, Pause):
+                return StopReason.NO_BETTER if found is Pause.NO_BETTER else StopReason.EXHAUSTED
+            self._open(found, self.planner.plan(found.proposal.point))
             self._unproductive += 1
             if self._unproductive > MAX_UNPRODUCTIVE and not self.searcher.is_finite:
                 return StopReason.UNPRODUCTIVE
@@ -106,19 +131,22 @@ class StudyLoop(Recovery):
                 return reason
         return None
 
-    def _open(self, proposal: Proposal, planned: Planned, origin: Origin) -> None:
-        number = self.ledger.next_number()
+    def _open(self, found: Suggestion, planned: Planned) -> None:
+        number, origin = self.ledger.next_number(), found.origin
         trial = Trial(
             number=number,
             state=State.QUEUED,
             origin=origin,
             overrides=planned.overrides,
-            values=proposal.point,
+            values=found.proposal.point,
             created_at=self.clock.now(),
             fingerprint=planned.fingerprint,
+            rung=found.rung,
+            parent=found.parent,
+            is_yardstick=found.is_yardstick,
         )
-        if origin is not Origin.USER:
-            self._proposals[number] = proposal
+        if found.proposal.number != OUTSIDE:
+            self._proposals[number] = found.proposal
         if isinstance(planned.plan, Rejection):
             reasons = planned.plan.reasons
             closed = dataclasses.replace(
@@ -131,7 +159,7 @@ class StudyLoop(Recovery):
         trial = dataclasses.replace(
             trial, plan=planned.plan, estimate=estimate, reused_from=twin.number if twin else None
         )
-        refusal = None if twin else self.admission.refusal(estimate, origin)
+        refusal = None if twin else self.admission.refusal(planned.plan, estimate, origin)
         if refusal:
             trial = dataclasses.replace(
                 trial, state=State.INFEASIBLE, outcome=refusal, closed_at=trial.created_at
@@ -144,6 +172,8 @@ class StudyLoop(Recovery):
 
     def _twin(self, planned: Planned) -> Trial | None:
         """A trial whose result this one can share: known, or on its way to us."""
+        if self.director.rules.search.repeat_duplicates:
+            return None
         twin = self.ledger.twin(planned.fingerprint or "")
         return None if twin and twin.state is State.RUNNING and twin.number not in self._running else twin
 
@@ -198,30 +228,11 @@ class StudyLoop(Recovery):
         self._submit(trial, kind, slots)
         self._unproductive, self._waiting_told = 0, False
 
-    def _submit(self, trial: Trial, kind: AttemptKind, slots: tuple[str, ...]) -> None:
-        spec = self.planner.spec(trial, trial.attempts, kind)
-        spec = dataclasses.replace(spec, memory_limit_bytes=self.admission.memory_limit_bytes(trial))
-        attempt = self.ledger.open_attempt(spec, ds_config_text(spec.plan))
-        self._running[trial.number] = self.cluster.submit(attempt, spec, slots)
-
-    def _start_checks(self, reason: StopReason) -> bool:
-        """Train the best trials longer, one after another; False when none is left to check."""
-        if reason is StopReason.HOURS:
-            return False
-        ranked = sorted(self.ledger.measurements(), key=lambda found: -self._value(found[1]))
-        for trial, _ in ranked[: self.check_best]:
-            if trial.check is None and trial.plan is not None:
-                slots = self.cluster.reserve(trial.plan.ranks)
-                if slots is None:
-                    return True
-                attempts = trial.attempts + 1
-                self.observer.message(f"trial {trial.number:04d} is trained longer, for a loss to compare")
-                checked = self._record(trial.number, attempts=attempts, check_attempt=attempts, slots=slots)
-                self._submit(checked, AttemptKind.CHECK, slots)
-                return True
-        return False
-
     # ------------------------------------------------------------------ collect, tell
+
+    def _end_losers(self) -> None:
+        for number in self.pruning.look(self._running, self._proposals) if self.pruning else ():
+            self.observer.message(f"trial {number:04d} falls behind, and is asked to end")
 
     def _collect_ended(self) -> None:
         for number, handle in list(self._running.items()):
@@ -242,8 +253,10 @@ class StudyLoop(Recovery):
         gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
         if spec.kind is AttemptKind.CHECK:
             self._finish_check(number, outcome, gpu_s)
+        elif spec.kind is AttemptKind.REPEAT:
+            self._finish_repeat(number, outcome, gpu_s)
         elif self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not is_cancelled(outcome))
             self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
             self.admission.learn(dataclasses.replace(self.ledger[number], outcome=outcome))
@@ -260,22 +273,6 @@ class StudyLoop(Recovery):
         trial = dataclasses.replace(self.ledger[number], outcome=outcome)
         return advice_for(trial, spec, self.planner.plan, self.admission.estimate, self.ledger.trials)
 
-    def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
-        if _is_cancelled(outcome) or self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
-            self._record(number, check_attempt=None, gpu_s=gpu_s, lost=lost)
-        else:
-            self._record(number, check=outcome, gpu_s=gpu_s)
-
-    def _is_retried(self, number: int, outcome: Outcome) -> bool:
-        if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
-            return False
-        if self.ledger[number].origin is Origin.USER and number != self._alone:
-            return False
-        if _is_cancelled(outcome):  # by us, on Ctrl-C; or by hand while we were away
-            return not self.interrupted()
-        return self.ledger[number].lost < self.limits.retries
-
     def _close(self, number: int, **changes: object) -> None:
         self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
 
@@ -283,11 +280,5 @@ class StudyLoop(Recovery):
         """The sampler, then the observer, hear of a closed trial that is on record."""
         if trial.state is not State.CANCELLED and (proposal := self._proposals.pop(trial.number, None)):
             self.searcher.tell(proposal, self._lesson(trial))
+        self.director.learn(trial)
         self.observer.changed(trial)
-
-    def _value(self, measurement: Measurement) -> float:
-        return float(getattr(measurement, self.study.objective))
-
-
-def _is_cancelled(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sweeps.config.compose import Composer
+from sweeps.config.fields import FIELDS, goal_names, value_at
 from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
@@ -82,6 +83,16 @@ class Planner:
         identity = None if isinstance(plan, Rejection) else fingerprint(plan, self._model, data_spec(config))
         return Planned(plan=plan, fingerprint=identity, overrides=overrides)
 
+    def default(self, key: str, point: Mapping[str, Scalar]) -> Scalar:
+        """A knob's value beside these, where nothing sets it. None: a group, which has none to compare."""
+        if key not in FIELDS:
+            return None
+        try:
+            value: Scalar = value_at(self._settings.config(point), key)
+        except ConfigError:
+            return None
+        return value
+
     def require_legal(self, space: SearchSpace) -> None:
         """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
         reasons: dict[str, None] = {}
@@ -98,7 +109,7 @@ class Planner:
             raise ValueError(f"trial {trial.number} has no plan")
         config = self._composer.compose()  # what a job is told beside its plan is fixed within a study
         measure = _measure(config.measure)
-        if kind is AttemptKind.CHECK:
+        if kind is AttemptKind.CHECK or "loss" in goal_names(config.objective):
             measure = _check(measure, config, trial.plan)
         return TrialSpec(
             study=self._study,

@@ -9,9 +9,12 @@ from typing import Protocol
 
 from sweeps.admission import Admission
 from sweeps.cluster.base import Cluster, JobHandle
+from sweeps.config.schema import ConfirmConfig
 from sweeps.ledger import Ledger
 from sweeps.limits import Limits
 from sweeps.planner import Planner
+from sweeps.pruning import Pruning
+from sweeps.search.director import Director
 from sweeps.study import Proposal, Searcher
 from sweeps.verdicts import Lesson, lesson
 from train_entry.contract import Origin, State, StudyRecord, Trial
@@ -48,6 +51,10 @@ class Recovery:
     observer: Observer
     cancel_on_interrupt: bool = True
     check_best: int = 0
+    director: Director
+    confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
+    pruning: Pruning | None = None  # of trials whose loss falls behind; None: all run to their end
+    futility: bool = True  # end trials that are known to be slower than the best
     interrupted: Callable[[], bool] = lambda: False
     clock: Clock = field(default_factory=Clock)
     _running: dict[int, JobHandle] = field(default_factory=dict)
@@ -55,6 +62,8 @@ class Recovery:
     _alone: int | None = None  # the one trial to run; others of the study are left as they are
     _unproductive: int = 0
     _waiting_told: bool = False
+    _failures_told: bool = False
+    _started_at: float = 0.0  # this start; a failure of an earlier one may be mended by now
     _learned_from: int = -1  # trials, when refused plans were last judged again
 
     def _recover_own_trials(self) -> None:
@@ -76,11 +85,16 @@ class Recovery:
                 self._resume(trial)
             elif not trial.is_refused or not self._reopen(trial):
                 self._remember(trial)
+            self.director.learn(self.ledger[trial.number])
         for trial in self.ledger.trials:
             if trial.check_attempt is not None and trial.check is None:
                 self._resume_check(trial)
+            if trial.repeats and trial.repeats[-1].outcome is None:
+                self._resume_repeat(trial)
 
     def _remember(self, trial: Trial) -> None:
+        if trial.is_yardstick:  # no point of the space
+            return
         if known := self._lesson(trial):
             self.searcher.remember(known)
         else:
@@ -91,7 +105,7 @@ class Recovery:
             if not self._reopen(trial):
                 self._remember(self.ledger[trial.number])
             return
-        self._proposals[trial.number] = self.searcher.resume(trial.values)
+        self._propose_again(trial)
         self._as_new(trial, state=State.RUNNING)
         self._attach(trial)
 
@@ -101,7 +115,7 @@ class Recovery:
             raise ValueError(f"trial {trial.number} has no plan")
         estimate = self.admission.estimate(trial.plan)
         is_free = trial.reused_from is not None or trial.attempts > 0  # of the gate
-        refusal = None if is_free else self.admission.refusal(estimate, trial.origin)
+        refusal = None if is_free else self.admission.refusal(trial.plan, estimate, trial.origin)
         if refusal:
             if not trial.is_refused or trial.estimate != estimate:
                 now = trial.closed_at or self.clock.now()
@@ -109,9 +123,13 @@ class Recovery:
                     trial.number, state=State.INFEASIBLE, estimate=estimate, outcome=refusal, closed_at=now
                 )
             return False
-        self._proposals[trial.number] = self.searcher.resume(trial.values)
+        self._propose_again(trial)
         self._as_new(trial, state=State.QUEUED, estimate=estimate)
         return True
+
+    def _propose_again(self, trial: Trial) -> None:
+        if not trial.is_yardstick:
+            self._proposals[trial.number] = self.searcher.resume(trial.values)
 
     def _as_new(self, trial: Trial, **changes: object) -> None:
         """A cancelled attempt says nothing, and the time between two starts is not the study's."""
@@ -140,13 +158,19 @@ class Recovery:
         else:  # the earlier start ended before it launched it
             self._record(trial.number, check_attempt=None)
 
+    def _resume_repeat(self, trial: Trial) -> None:
+        if self._was_launched(trial):
+            self._attach(trial)
+        else:
+            self._record(trial.number, repeats=trial.repeats[:-1])
+
     def _attach(self, trial: Trial) -> None:
         attempt = self.ledger.attempt(trial.number)
         ranks = trial.plan.ranks if trial.plan else 1
         self._running[trial.number] = self.cluster.attach(attempt, ranks, trial.slots)
 
     def _lesson(self, trial: Trial) -> Lesson | None:
-        return lesson(trial, self.study.objective)
+        return lesson(trial, self.study.goals or (self.study.goal,))
 
     def _record(self, number: int, **changes: object) -> Trial:
         trial = self.ledger.change(number, **changes)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
@@ -30,6 +31,7 @@ MAX_REPEATS = 25  # proposals of known points before we choose an unknown one ou
 MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
 MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
 
+Merit = Callable[[Point], float]  # how much a point is worth trying, by what is known of it otherwise
 Key = tuple[tuple[str, Scalar], ...]  # of a point
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -47,7 +49,12 @@ class Searcher:
     """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
 
     def __init__(
-        self, space: SearchSpace, search: SearchConfig, told: int = 0, matters: Matters = always
+        self,
+        space: SearchSpace,
+        search: SearchConfig,
+        told: int = 0,
+        matters: Matters = always,
+        goals: int = 1,
     ) -> None:
         require_searchable(space, search)
         self._space = space
@@ -57,10 +64,13 @@ class Searcher:
         # Another seed on each start: otherwise a resumed study would hear its first proposals again.
         seed = search.seed + told
         self._random = random.Random(seed)
-        self._study = optuna.create_study(direction="maximize", sampler=_sampler(search, seed))
+        self._study = optuna.create_study(
+            directions=["maximize"] * goals, sampler=_sampler(search, seed), pruner=_pruner(search)
+        )
+        self._goals = goals
         self._seen: set[Key] = set()
         self._open: dict[int, optuna.trial.Trial] = {}
-        self._worst: float | None = None
+        self._worst: tuple[float, ...] | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -72,7 +82,7 @@ class Searcher:
         self._mark(point)
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
-            value=self._value(lesson),
+            values=self._scores(lesson),
             params=self._encode(point),
             distributions={dim.key: _distribution(dim) for dim in self._space.dimensions if dim.key in point},
             constraints=_constraints(lesson),
@@ -90,8 +100,22 @@ class Searcher:
         self._study.enqueue_trial(self._encode(reduced))
         return Proposal(point=dict(point), number=self._ask().number)
 
-    def ask(self) -> Proposal | None:
-        """A new point; None when there is none."""
+    def ask(self, merit: Merit | None = None, among: int = 1) -> Proposal | None:
+        """A new point, of several proposals the one with the most merit; None when there is none."""
+        proposals = [self._next()]
+        while merit is not None and len(proposals) < among and proposals[-1] is not None:
+            proposals.append(self._next())
+        found = [proposal for proposal in proposals if proposal is not None]
+        if merit is None or not found:
+            return next(iter(found), None)
+        best = max(found, key=lambda proposal: merit(proposal.point))
+        for proposal in found:
+            if proposal is not best:
+                self._seen.discard(_key(self._space.reduce(proposal.point, self._matters)))
+                self._forget(proposal.number)
+        return best
+
+    def _next(self) -> Proposal | None:
         if self._size is not None and len(self._seen) >= self._size:
             return None
         for _ in range(0 if self._is_grid else MAX_REPEATS):
@@ -101,6 +125,10 @@ class Searcher:
             self._forget(proposal.number)
         return self._unseen()
 
+    def is_new(self, point: Mapping[str, Scalar]) -> bool:
+        """Whether nobody has proposed the point."""
+        return _key(self._space.reduce(point, self._matters)) not in self._seen
+
     def tell(self, proposal: Proposal, lesson: Lesson | None) -> None:
         """What came of a proposal; None: nothing that the sampler should hear of."""
         if lesson is None:
@@ -109,7 +137,18 @@ class Searcher:
         trial = self._open.pop(proposal.number)
         for name, value in _constraints(lesson).items():
             trial.set_constraint(name, value)
-        self._study.tell(trial, self._value(lesson))
+        if lesson.is_pruned and self._goals == 1:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, self._scores(lesson))
+
+    def falls_behind(self, proposal: Proposal, step: int, score: float) -> bool:
+        """Whether the pruner would end a running trial that stands so at a step. For a single goal."""
+        trial = self._open.get(proposal.number)
+        if trial is None or self._goals > 1:
+            return False
+        trial.report(score, step)
+        return bool(trial.should_prune())
 
     def _forget(self, number: int) -> None:
         self._study.tell(self._open.pop(number), state=TrialState.FAIL)  # invisible to samplers
@@ -133,12 +172,13 @@ class Searcher:
         points = list(unseen)
         return self.resume(self._random.choice(points)) if points else None
 
-    def _value(self, lesson: Lesson) -> float:
+    def _scores(self, lesson: Lesson) -> tuple[float, ...]:
         """FAIL is invisible to samplers, and the GP ignores PRUNED too: so a bad point gets a bad value."""
-        if lesson.value is None:
-            return self._worst if self._worst is not None else 0.0
-        self._worst = lesson.value if self._worst is None else min(self._worst, lesson.value)
-        return lesson.value
+        if lesson.scores is None:
+            return self._worst if self._worst is not None else (0.0,) * self._goals
+        worst = self._worst or lesson.scores
+        self._worst = tuple(map(min, worst, lesson.scores))
+        return lesson.scores
 
     def _mark(self, point: Point) -> bool:
         """Whether the point was new."""
@@ -170,7 +210,23 @@ def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
             return optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=search.startup_trials, multivariate=True, group=True
             )
+        if search.sampler == "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.startup_trials))
         return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _pruner(search: SearchConfig) -> BasePruner:
+    """Who compares a running trial's loss with that of others at the same step."""
+    startup = search.startup_trials
+    makers: dict[str, Callable[[], BasePruner]] = {
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
+        "percentile": lambda: optuna.pruners.PercentilePruner(25.0, n_startup_trials=startup),
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "wilcoxon": optuna.pruners.WilcoxonPruner,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ExperimentalWarning
+        return makers.get(search.pruner, optuna.pruners.NopPruner)()
 
 
 def _distribution(dimension: Dimension) -> IntDistribution | FloatDistribution | CategoricalDistribution:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sweeps.space import Point
-from train_entry.contract import Failure, FailureKind, Measurement, Outcome, State, Trial
+from train_entry.contract import Failure, FailureKind, Goal, Measurement, Outcome, State, TimingEnd, Trial
 
 
 class Verdict(StrEnum):
@@ -41,8 +41,10 @@ _INFEASIBLE = (FailureKind.INFEASIBLE, FailureKind.GPU_OOM, FailureKind.HOST_OOM
 def state_of(outcome: Outcome) -> State:
     """The state a trial closes in."""
     match outcome:
+        case Measurement(ended=TimingEnd.FUTILE | TimingEnd.ASKED):
+            return State.STOPPED
         case Measurement():
-            return State.MEASURED
+            return State.SUSPECT if outcome.is_suspect else State.MEASURED
         case Failure(kind=FailureKind.CANCELLED):
             return State.CANCELLED
         case Failure(kind=kind):
@@ -58,40 +60,47 @@ class Lesson:
     """
 
     point: Point
-    value: float | None  # None: as bad as the worst seen
+    scores: tuple[float, ...] | None  # of each goal, larger is better; None: as bad as the worst seen
     legal: float
     memory: float
     trained: float  # it ran, in time, to a finite loss
+    is_pruned: bool = False  # it fell behind others of as many steps, and was ended
 
 
 HOLDS, BROKEN = -1.0, 1.0
 LEAST = 0.01  # of a constraint that is known to hold or not, whatever the estimate says
 
 
-def lesson(trial: Trial, objective: str) -> Lesson | None:
+def lesson(trial: Trial, goals: Sequence[Goal]) -> Lesson | None:
     """What a closed trial teaches; None: nothing, the sampler must not hear of it."""
     point, outcome = dict(trial.values), trial.outcome
     if trial.state is State.REJECTED:
-        return Lesson(point=point, value=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
+        return Lesson(point=point, scores=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
     if isinstance(outcome, Measurement):
-        value = float(getattr(outcome, objective))
         return Lesson(
             point=point,
-            value=value if math.isfinite(value) else None,
+            scores=_scores(outcome, goals),
             legal=HOLDS,
             memory=min(-LEAST, _excess(trial, HOLDS)),
             trained=HOLDS,
+            is_pruned=outcome.ended is TimingEnd.ASKED,
         )
     if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.LEARN:
         return None
     fits = outcome.kind not in _INFEASIBLE
     return Lesson(
         point=point,
-        value=None,
+        scores=None,
         legal=HOLDS,
         memory=min(-LEAST, _excess(trial, HOLDS)) if fits else max(LEAST, _excess(trial, BROKEN)),
         trained=BROKEN if fits else HOLDS,
     )
+
+
+def _scores(seen: Measurement, goals: Sequence[Goal]) -> tuple[float, ...] | None:
+    values = [goal.value(seen) for goal in goals]
+    scores = [goal.score(value) for goal, value in zip(goals, values, strict=True) if value is not None]
+    return tuple(scores) if len(scores) == len(goals) else None
 
 
 def _excess(trial: Trial, otherwise: float) -> float:

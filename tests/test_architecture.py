@@ -49,6 +49,8 @@ PURE_NAMES = (
     "gate",
     "forecast",
     "admission",
+    "dominance",
+    "search",
     "cautions",
 )
 PURE = [path for path in sources("sweeps") if Path(path).parts[1].removesuffix(".py") in PURE_NAMES]
@@ -179,11 +181,12 @@ def test_reports_need_neither_a_search_nor_torch() -> None:
     ("package", "doors"),
     [
         ("optuna", ("sweeps/study.py",)),
+        ("scipy", ("sweeps/search/students_t.py",)),
         ("submitit", ("sweeps/cluster/",)),
         ("mlflow", ("sweeps/tracking.py",)),
         ("hydra", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
         ("omegaconf", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
-        ("pynvml", ("sweeps/cluster/devices.py", "train_entry/environment.py")),
+        ("pynvml", ("sweeps/cluster/devices.py", "train_entry/environment.py", "train_entry/health.py")),
         ("psutil", ("sweeps/cluster/processes.py",)),
         ("rich", ("sweeps/display.py", "analysis/")),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,16 @@ from sweeps.gate import room_of
 from sweeps.identity import comparable, under
 from sweeps.inputs import require_room
 from sweeps.ledger import Ledger
-from sweeps.listing_words import FIT_WORDS, OBJECTIVES, basis, biggest, gib, limit_bytes, speed
+from sweeps.listing_words import FIT_WORDS, basis, biggest, gib, limit_bytes
 from sweeps.plan import Rejection
 from sweeps.planner import Planned, Planner
+from sweeps.search.standing import contenders
 from train_entry.contract import (
     Estimate,
     Failure,
     FailureKind,
     Fit,
+    Goal,
     Measurement,
     Plan,
     Scalar,
@@ -34,6 +35,7 @@ from train_entry.contract import (
     StudyRecord,
     Trial,
 )
+from train_entry.contract.goal_text import goal_number, goal_text, goal_words
 
 # Of several trials with one plan, whose word counts: the first of these.
 PLACES = (
@@ -73,21 +75,23 @@ class Case:
     margin: tuple[str, ...]  # overrides that ask for another than the study's
 
     @property
-    def unit(self) -> str:
-        return OBJECTIVES.get(self.record.objective, self.record.objective)
+    def goal(self) -> Goal:
+        return self.record.goal
 
-    def value(self, found: Measurement | Estimate) -> float:
-        return float(getattr(found, self.record.objective))
+    def value(self, found: Measurement | Estimate) -> float | None:
+        """Of the goal; None where it is not known, as the loss of an estimate."""
+        return self.goal.value(found)
+
+    def said(self, value: float | None) -> str:
+        return f"no {goal_words(self.goal)} known" if value is None else goal_text(self.goal, value)
+
+    def behind(self, value: float, best: float) -> str:
+        """`25.0% below`: by how much a value is worse than a better one."""
+        return f"{abs(value / best - 1):.1%} {'below' if self.goal.is_maximized else 'above'}"
 
     def measured(self) -> list[tuple[float, Trial]]:
-        """The best first."""
-        found = [
-            (self.value(trial.outcome), trial)
-            for trial in self.trials
-            if trial.state is State.MEASURED and isinstance(trial.outcome, Measurement)
-        ]
-        usable = [each for each in found if math.isfinite(each[0])]
-        return sorted(usable, key=lambda each: (-each[0], each[1].number))
+        """Those that can win with their values, without drift; the best first."""
+        return contenders(self.trials, self.goal)
 
 
 def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]) -> Iterator[str]:
@@ -180,7 +184,7 @@ def _answer(case: Case, plan: Plan) -> Iterator[str]:
         case Measurement() as seen if trial.state is State.MEASURED:
             yield from _measured(case, trial, seen)
         case Measurement() as seen:
-            yield f"answer:    {_name(trial)} is {trial.state}: {speed(case.value(seen))} {case.unit}"
+            yield f"answer:    {_name(trial)} is {trial.state}: {case.said(case.value(seen))}"
             yield from _shared(trial)
         case Failure() as failure:
             yield from _failed(case, plan, trial, failure)
@@ -217,22 +221,23 @@ def _shared(trial: Trial) -> Iterator[str]:
 
 
 def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
-    value = case.value(seen)
     yield (
-        f"answer:    measured as {_name(trial)}: {speed(value)} {case.unit}, "
+        f"answer:    measured as {_name(trial)}: {case.said(case.value(seen))}, "
         f"{seen.step_s * 1e3:,.0f} ms a step, peak {gib(seen.peak_bytes)} GiB"
     )
     ranked = case.measured()
-    place = next((at for at, (_, one) in enumerate(ranked, start=1) if one is trial), None)
-    if place is None:
-        yield f"rank:      none: its {case.unit} is not a finite number"
-    elif place == 1:
+    place = next((at for at, (_, one) in enumerate(ranked) if one is trial), None)
+    if trial.is_yardstick:
+        yield "rank:      none: a yardstick, on other ranks than the study asks"
+    elif place is None:
+        yield f"rank:      none: its {goal_words(case.goal)} is not a finite number"
+    elif place == 0:
         yield f"rank:      1 of {len(ranked)} measured: the best"
     else:
-        best, winner = ranked[0]
+        (value, _), (best, winner) = ranked[place], ranked[0]
         yield (
-            f"rank:      {place} of {len(ranked)} measured: {1 - value / best:.1%} below the best, "
-            f"{_name(winner)} ({speed(best)} {case.unit})"
+            f"rank:      {place + 1} of {len(ranked)} measured: {case.behind(value, best)} the best, "
+            f"{_name(winner)} ({case.said(best)})"
         )
     if trial.shared:
         yield "beware:    another trial ran on the same node meanwhile; it may be faster alone"
@@ -316,12 +321,12 @@ def _dominated(case: Case, plan: Plan) -> Iterator[str]:
             f"GiB (both estimated), and ran out of memory"
         )
     ranked = case.measured()
-    if ranked and case.value(estimate) < ranked[0][0]:
+    value = case.value(estimate)
+    if ranked and value is not None and case.goal.score(value) < case.goal.score(ranked[0][0]):
         best, trial = ranked[0]
-        value = case.value(estimate)
         yield (
-            f"it is estimated at {speed(value)} {case.unit}, {1 - value / best:.1%} below "
-            f"{_name(trial)}, which was measured at {speed(best)}"
+            f"it is estimated at {case.said(value)}, {case.behind(value, best)} "
+            f"{_name(trial)}, which was measured at {goal_number(case.goal, best)}"
         )
 
 
@@ -341,6 +346,6 @@ def _expected(case: Case, plan: Plan) -> Iterator[str]:
 
 def _figures(case: Case, estimate: Estimate) -> str:
     return (
-        f"{FIT_WORDS[estimate.fit]}, {speed(case.value(estimate))} {case.unit}, "
+        f"{FIT_WORDS[estimate.fit]}, {case.said(case.value(estimate))}, "
         f"{estimate.step_s * 1e3:,.0f} ms a step, peak {gib(estimate.peak_bytes)} GiB"
     )

@@ -357,8 +357,8 @@ class LimitsConfig:
     patience: int | None = knob(
         None, "end after so many trials without an improvement beyond noise", unit="trials", low=1
     )
-    improvement: float = knob(
-        0.0,
+    improvement: float | None = knob(
+        None,
         "end when no trial left is expected to improve on the best by this share; 0: go on",
         low=0,
         high=1,

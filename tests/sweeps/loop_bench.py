@@ -12,6 +12,7 @@ from sweeps.admission import Admission
 from sweeps.cluster.base import JobHandle
 from sweeps.config.compose import Composer
 from sweeps.config.grammar import read_request, without_idle
+from sweeps.config.schema import ConfirmConfig
 from sweeps.forecast import Forecaster, hardware_for
 from sweeps.gate import room_of
 from sweeps.ledger import Ledger
@@ -19,6 +20,7 @@ from sweeps.limits import Limits, StopReason
 from sweeps.loop import StudyLoop
 from sweeps.machine import Machine
 from sweeps.planner import Planner
+from sweeps.search.director import make_director, rules_for
 from sweeps.space import Point
 from sweeps.study import Searcher
 from tests.examples import a_study_record
@@ -26,6 +28,9 @@ from tests.sweeps.fake_cluster import FakeClock, FakeCluster, Script, measured
 from train_entry.contract import ModelShape, State, StudyDir, StudyRecord, Trial
 
 NO_LIMIT = Limits(trials=None, hours=None, retries=1)
+UNCONFIRMED = ConfirmConfig(best=0, drift_every=0)
+# The sampler alone: what tests of the loop itself count on.
+PLAIN = ("search.startup_trials=2", "search.ladder=false", "search.prior=0", "search.dominance=false")
 # Legal on two ranks of the tiny model: a global batch of 16.
 FOUR_PLANS = ("strategy=ddp,zero1", "micro_batch=1,2")
 
@@ -65,10 +70,11 @@ class Bench:
     clock: FakeClock = field(default_factory=FakeClock)
     heard: Heard = field(default_factory=Heard)
     stop: bool = False
+    settings: tuple[str, ...] = PLAIN
 
     def start(self, *arguments: str, point: Point | None = None, **changes: Any) -> StopReason:
         """What sweep.py does, from the command line to the end of the loop."""
-        request = read_request(["search.startup_trials=2", *arguments], self.composer)
+        request = read_request([*self.settings, *arguments], self.composer)
         config = request.composer.compose()
         self.cluster = self.cluster.restarted()
         ledger = self.ledger()
@@ -77,17 +83,24 @@ class Bench:
         machine = self.cluster.machine
         room = room_of(config.cluster, config.gate, machine)
         forecaster = Forecaster(self.model, hardware_for(machine), room, config.gate)
+        admission = Admission(
+            forecaster, config.gate.enabled, config.gate.borderline, config.search.dominance
+        )
+        searcher = Searcher(request.space, config.search, len(ledger.trials), planner.matters)
+        points = request.space.size(planner.matters)
+        rules = rules_for(config, self.record().goal, machine, points)
         loop = StudyLoop(
             study=self.record(),
-            admission=Admission(forecaster, config.gate.enabled, config.gate.borderline),
+            admission=admission,
             planner=planner,
-            searcher=Searcher(request.space, config.search, len(ledger.trials), planner.matters),
+            searcher=searcher,
+            director=make_director(rules, request.space, planner, searcher, admission),
             cluster=self.cluster,
             ledger=ledger,
             observer=self.heard,
             interrupted=lambda: self.stop,
             clock=self.clock.clock(),
-            **{"limits": NO_LIMIT, **changes},
+            **{"limits": NO_LIMIT, "confirm": UNCONFIRMED, **changes},
         )
         return loop.run(point)
 

@@ -22,7 +22,7 @@ from train_entry.contract.files import (
     read_lines,
     write_atomic,
 )
-from train_entry.contract.goals import GOALS, Goal
+from train_entry.contract.goals import GOALS, Figures, Goal
 from train_entry.contract.intent import (
     AioPlan,
     DataSpec,
@@ -100,6 +100,7 @@ __all__ = [
     "ExitReason",
     "Failure",
     "FailureKind",
+    "Figures",
     "Fit",
     "Goal",
     "Heartbeat",

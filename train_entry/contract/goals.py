@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from train_entry.contract.seen import Measurement
+from typing import Protocol
 
 MAXIMIZED = ("tokens_per_s", "tokens_per_s_per_gpu")
 MINIMIZED = ("time_to_tokens", "peak_bytes", "loss", "cost")
 GOALS = (*MAXIMIZED, *MINIMIZED)
 SECONDS_PER_HOUR = 3600
+
+
+class Figures(Protocol):
+    """A measurement, or an estimate, which knows no loss."""
+
+    @property
+    def tokens_per_s(self) -> float: ...
+    @property
+    def tokens_per_s_per_gpu(self) -> float: ...
+    @property
+    def peak_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +40,13 @@ class Goal:
         """Whether, at a given number of ranks, the faster plan is always the better one."""
         return self.name not in ("peak_bytes", "loss")
 
-    def value(self, seen: Measurement) -> float | None:
+    def value(self, seen: Figures) -> float | None:
         """In its own unit (tokens/s, seconds, bytes, money); None where it is not finite, or not known."""
         if self.name == "time_to_tokens":
             found = self.tokens / seen.tokens_per_s if seen.tokens_per_s else math.inf
         elif self.name == "cost":
-            gpus = seen.tokens_per_s / seen.tokens_per_s_per_gpu if seen.tokens_per_s_per_gpu else 0.0
-            hours = self.tokens / seen.tokens_per_s / SECONDS_PER_HOUR if seen.tokens_per_s else math.inf
-            found = hours * gpus * self.price_per_gpu_hour
+            gpu_s = self.tokens / seen.tokens_per_s_per_gpu if seen.tokens_per_s_per_gpu else math.inf
+            found = gpu_s / SECONDS_PER_HOUR * self.price_per_gpu_hour
         else:
             found = getattr(seen, self.name, math.nan)
         return float(found) if math.isfinite(found) else None
@@ -45,3 +54,21 @@ class Goal:
     def score(self, value: float) -> float:
         """Larger is better, whatever the goal."""
         return value if self.is_maximized else -value
+
+    def gain(self, value: float, over: float) -> float:
+        """By which factor a value is better than another: 1.1 for a tenth. Both are positive."""
+        return value / over if self.is_maximized else over / value
+
+    def slowest_step_s(self, value: float, tokens_per_step: int, ranks: int) -> float | None:
+        """The step time at which a plan of these ranks reaches a value; None: the goal is no speed."""
+        match self.name:
+            case "tokens_per_s":
+                return tokens_per_step / value
+            case "tokens_per_s_per_gpu":
+                return tokens_per_step / (value * ranks)
+            case "time_to_tokens":
+                return value / self.tokens * tokens_per_step
+            case "cost":
+                gpu_s = value / self.price_per_gpu_hour * SECONDS_PER_HOUR
+                return gpu_s / self.tokens * tokens_per_step / ranks
+        return None

@@ -1,0 +1,65 @@
+"""The legal plans of a space, listed as far as that can be done, each plan once. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sweeps.plan import Rejection
+from sweeps.planner import Planned
+from sweeps.space import Matters, Point, SearchSpace
+from train_entry.contract import Plan, Scalar
+
+MOST = 2000  # points that are planned: milliseconds each
+PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A point and the legal plan that it makes."""
+
+    point: Point
+    plan: Plan
+    fingerprint: str
+
+
+def candidate_of(plan: PlanPoint, point: Point) -> Candidate | None:
+    """None: it makes no legal plan."""
+    planned = plan(point)
+    if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
+        return None
+    return Candidate(point=point, plan=planned.plan, fingerprint=planned.fingerprint)
+
+
+class Candidates:
+    """Grows while jobs run, so that no slot waits for it."""
+
+    def __init__(self, space: SearchSpace, plan: PlanPoint, matters: Matters, seed: int) -> None:
+        self._plan = plan
+        size = space.size(matters)
+        self.covers_space = size is not None and size <= MOST
+        self._points = self._of(space, matters, random.Random(seed))
+        self._found: dict[str, Candidate] = {}
+        self.is_complete = False
+
+    def _of(self, space: SearchSpace, matters: Matters, source: random.Random) -> Iterator[Point]:
+        if self.covers_space:
+            return space.points(matters)
+        return (space.draw(source, matters) for _ in range(MOST))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._found.values())
+
+    def grow(self, most: int) -> None:
+        """Plan up to so many further points."""
+        points = list(itertools.islice(self._points, most))
+        self.is_complete = len(points) < most
+        for point in points:
+            if (found := candidate_of(self._plan, point)) is not None:
+                self._found.setdefault(found.fingerprint, found)
+
+    def complete(self) -> None:
+        while not self.is_complete:
+            self.grow(MOST)

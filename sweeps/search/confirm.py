@@ -1,0 +1,207 @@
+"""The last word: the best trials measured again by turns, and who of them is the winner. Pure.
+
+Of many noisy values the largest is too large. So the winner and its interval come from repeats alone: each
+turn measures every trial that is still in question once, in a fresh process, alone on the machine. What a
+turn has in common (a warmer machine) does not count, since trials are compared within it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from sweeps.config.schema import ConfirmConfig
+from sweeps.search.standing import best_rung, contenders
+from sweeps.search.students_t import quantile
+from train_entry.contract import Goal, Measurement, Purpose, Repeat, Standing, State, Trial, Winner
+
+LEAST_NOISE = 1e-4  # of a repeat: two that happen to agree do not make the interval vanish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """Logarithms of the goal's gain, a row for each trial, a column for each turn that all of them took."""
+
+    trials: tuple[Trial, ...]
+    rows: tuple[tuple[float, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows[0]) if self.rows else 0
+
+    @property
+    def means(self) -> list[float]:
+        return [fmean(row) for row in self.rows]
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
+        return (max(2, len(self.rows)) - 1) * (self.count - 1)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one repeat, its turn's common part taken out."""
+        if self.count < 2:
+            return math.nan
+        turns = [fmean(column) for column in zip(*self.rows, strict=True)] if len(self.rows) > 1 else None
+        overall = fmean(self.means)
+        squares = sum(
+            (value - mean - ((turns[turn] - overall) if turns else 0.0)) ** 2
+            for row, mean in zip(self.rows, self.means, strict=True)
+            for turn, value in enumerate(row)
+        )
+        return max(LEAST_NOISE, math.sqrt(squares / self.freedom))
+
+
+def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> list[Trial]:
+    """The best that are close to the best, and the best rung; none where confirming says nothing new."""
+    if config.best == 0 or not goal.is_speed:
+        return []
+    known = list(trials)
+    ranked = contenders(known, goal)
+    if not ranked:
+        return []
+    first = ranked[0][0]
+    chosen = [trial for value, trial in ranked[: config.best] if goal.gain(value, first) >= 1 - config.within]
+    rung = best_rung(known, goal)
+    if rung is not None and rung.number not in {trial.number for trial in chosen}:
+        chosen.append(rung)
+    return chosen
+
+
+def next_repeat(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> tuple[Trial, int] | None:
+    """The trial to measure again and the turn it belongs to; None: the confirmation is over."""
+    known = list(trials)
+    chosen = _sound(to_confirm(known, goal, config))
+    for turn in range(1, config.rounds + 1):
+        if turn > 2:
+            chosen = _in_question(chosen, goal, config, turn - 1)
+        waiting = [trial for trial in chosen if _of_turn(trial, turn) is None]
+        if waiting:
+            return waiting[0], turn
+    return None
+
+
+def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:
+    """Who may still be the best after so many turns; nobody where that is but one."""
+    table = turns_of(chosen, goal, turns)
+    if table.count < turns:
+        return []
+    left = _tied(table, config)
+    return left if len(left) > 1 else []
+
+
+def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winner | None:
+    """Who has won, and by how much; None: too few repeats to say."""
+    known = list(trials)
+    chosen = _sound(to_confirm(known, goal, config))
+    full = turns_of(chosen, goal, 2)
+    if full.count < 2:
+        return None
+    longest = max((len(_values(trial, goal)) for trial in chosen), default=0)
+    last = [trial for trial in chosen if len(_values(trial, goal)) == longest]
+    table = turns_of(last, goal, longest) if len(last) > 1 else full
+    tied = _tied(table, config)
+    leader = table.trials[max(range(len(table.rows)), key=lambda index: table.means[index])]
+    winner = min(tied, key=lambda trial: (_peak_bytes(trial), trial.number)) if len(tied) > 1 else leader
+    standings = [_standing(trial, goal, full, config) for trial in chosen]
+    rung = best_rung(known, goal)
+    gain, low, high = _gain(winner, rung, goal, full, config)
+    return Winner(
+        goal=goal.name,
+        trial=winner.number,
+        confidence=config.confidence,
+        standings=tuple(sorted(standings, key=lambda found: -goal.score(found.value))),
+        tied=tuple(trial.number for trial in tied if trial.number != winner.number),
+        noise=full.noise,
+        rung=rung.number if rung else None,
+        gain=gain,
+        gain_low=low,
+        gain_high=high,
+    )
+
+
+def turns_of(chosen: Sequence[Trial], goal: Goal, turns: int) -> Turns:
+    """The table of the first turns; empty where a trial has not taken them all."""
+    values = [_values(trial, goal)[:turns] for trial in chosen]
+    if not values or any(len(row) < turns for row in values):
+        return Turns(trials=(), rows=())
+    rows = tuple(tuple(math.log(goal.gain(value, 1.0)) for value in row) for row in values)
+    return Turns(trials=tuple(chosen), rows=rows)
+
+
+def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
+    """Those that cannot be told apart from the best; each comparison at a share of the error allowed."""
+    comparisons = max(1, len(table.rows) - 1) * max(1, config.rounds - 1)
+    reach = _reach(table, config, comparisons) * math.sqrt(2)
+    best = max(table.means)
+    return [trial for trial, mean in zip(table.trials, table.means, strict=True) if best - mean <= reach]
+
+
+def _reach(table: Turns, config: ConfirmConfig, comparisons: int = 1) -> float:
+    """Half-width of a mean's interval."""
+    tail = (1 - config.confidence) / comparisons / 2
+    return quantile(1 - tail, table.freedom) * table.noise / math.sqrt(table.count)
+
+
+def _standing(trial: Trial, goal: Goal, table: Turns, config: ConfirmConfig) -> Standing:
+    values = _values(trial, goal)
+    mean = fmean(math.log(goal.gain(value, 1.0)) for value in values)
+    reach = _reach(table, config) * math.sqrt(table.count / len(values))
+    ends = sorted(_back(goal, mean + end) for end in (-reach, reach))
+    return Standing(
+        trial=trial.number, value=_back(goal, mean), low=ends[0], high=ends[1], repeats=len(values)
+    )
+
+
+def _back(goal: Goal, logarithm: float) -> float:
+    """The value of which this is the logarithm of the gain over one."""
+    return math.exp(logarithm if goal.is_maximized else -logarithm)
+
+
+def _gain(
+    winner: Trial, rung: Trial | None, goal: Goal, table: Turns, config: ConfirmConfig
+) -> tuple[float | None, float | None, float | None]:
+    """The winner's value over the best rung's, with its interval; nothing where they did not take turns."""
+    numbers = [trial.number for trial in table.trials]
+    if rung is None or rung.number not in numbers or winner.number not in numbers:
+        return None, None, None
+    if rung.number == winner.number:
+        return 1.0, 1.0, 1.0
+    gain = table.means[numbers.index(winner.number)] - table.means[numbers.index(rung.number)]
+    reach = _reach(table, config) * math.sqrt(2)
+    return math.exp(gain), math.exp(gain - reach), math.exp(gain + reach)
+
+
+def _sound(chosen: Sequence[Trial]) -> list[Trial]:
+    """Without those of which a repeat failed: a plan that runs only sometimes is no winner."""
+    return [
+        trial
+        for trial in chosen
+        if trial.state is State.MEASURED
+        and not any(
+            repeat.outcome is not None and not isinstance(repeat.outcome, Measurement)
+            for repeat in _repeats(trial)
+        )
+    ]
+
+
+def _repeats(trial: Trial) -> list[Repeat]:
+    return [repeat for repeat in trial.repeats if repeat.purpose is Purpose.CONFIRM]
+
+
+def _of_turn(trial: Trial, turn: int) -> Repeat | None:
+    return next((repeat for repeat in _repeats(trial) if repeat.turn == turn), None)
+
+
+def _values(trial: Trial, goal: Goal) -> list[float]:
+    """Of the trial's repeats, in the order of their turns."""
+    repeats = sorted(_repeats(trial), key=lambda repeat: repeat.turn)
+    found = [goal.value(repeat.outcome) for repeat in repeats if isinstance(repeat.outcome, Measurement)]
+    return [value for value in found if value is not None and value > 0]
+
+
+def _peak_bytes(trial: Trial) -> int:
+    return trial.outcome.peak_bytes if isinstance(trial.outcome, Measurement) else 0

@@ -1,0 +1,49 @@
+"""Which plans to try by what is expected of them, before anything proposes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from sweeps.search.candidates import Candidate
+from sweeps.search.outlook import Outlook
+
+RANKED = 200  # plans whose estimates are brought up to date at once: half a millisecond each
+WORTH_SPREADING = 0.1  # another strategy goes first if it promises this share of the most promising plan
+
+
+class Prior:
+    """Plans by their expected improvement on the best so far."""
+
+    def __init__(self, candidates: Iterable[Candidate], outlook: Outlook) -> None:
+        self._candidates = candidates
+        self._outlook = outlook
+        self._ranks: dict[str, float] = {}  # of earlier looks, by fingerprint
+
+    def promising(self, known: Collection[str], best: float | None) -> list[tuple[float, Candidate]]:
+        """Untried plans that fit with their expected improvement, the most promising first."""
+        untried = [found for found in self._candidates if found.fingerprint not in known]
+        fresh = [found for found in untried if found.fingerprint not in self._ranks]
+        seen = [found for found in untried if found.fingerprint in self._ranks]
+        seen.sort(key=lambda found: -self._ranks[found.fingerprint])
+        for found in (*fresh, *seen[:RANKED]):
+            self._ranks[found.fingerprint] = self._score(found)
+        leading = sorted(untried, key=lambda found: -self._ranks[found.fingerprint])[:RANKED]
+        fitting = (found for found in leading if self._outlook.fits(found.plan))
+        gains = [(self._outlook.improvement(found.plan, best), found) for found in fitting]
+        return sorted(gains, key=lambda each: (-each[0], -self._ranks[each[1].fingerprint]))
+
+    def _score(self, found: Candidate) -> float:
+        value = self._outlook.expected(found.plan)
+        return -float("inf") if value is None else self._outlook.score(value)
+
+
+def spread(
+    promising: list[tuple[float, Candidate]], strategies: Collection[str]
+) -> tuple[float, Candidate] | None:
+    """The most promising plan of a strategy that has not been tried; else, or where that is poor, of any."""
+    if not promising:
+        return None
+    first = promising[0]
+    others = (each for each in promising if each[1].plan.strategy not in strategies)
+    other = next(others, None)
+    return other if other is not None and other[0] >= WORTH_SPREADING * first[0] else first
