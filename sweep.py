@@ -30,7 +30,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from analysis.load import load_study  # noqa: E402
-from analysis.ranking import best  # noqa: E402
+from analysis.ranking import winner as find_winner  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
 from sweeps.admission import Admission  # noqa: E402
@@ -182,7 +182,7 @@ def list_only(session: Session) -> int:
         planner.matters,
         config.search.seed,
         forecaster.estimate,
-        session.record.objective,
+        session.record.goal,
         basis(hardware_for(session.machine), forecaster.room, config.gate, forecaster.observations),
     )
     if to is not None:
@@ -216,7 +216,7 @@ def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[st
     studies = session.directory.path.parent
     studies.mkdir(parents=True, exist_ok=True)
     uri = session.config.tracking.uri or default_uri(studies)
-    tracker = MlflowTracker(uri, artifact_root(studies), study)
+    tracker = MlflowTracker(uri, artifact_root(studies), study, session.directory)
     tracker.open()
     look = [f"in a browser:       {tracker.runs_url()}"]
     if not is_server(uri):
@@ -314,7 +314,7 @@ def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[s
         print(f"\nended: {reason}")
         if not fresh:
             print(f"nothing was launched; another name measures afresh: study={session.record.name}-2")
-        winner = best(study.rows)
+        winner = find_winner(study)
         if won := winner is not None:
             print(f"files of the best:  {write_best(session.directory, ledger[winner.number])}")
     print(f"files of the study: {session.directory.path}")

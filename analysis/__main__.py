@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from analysis.calibration_page import PAGE
 from analysis.calibration_view import show_calibration, write_calibration_csv, write_page
+from analysis.columns import UnknownColumn
+from analysis.export import export_lines
 from analysis.load import StudyUnreadable, load_study
-from analysis.table import UnknownColumn, show, write_csv
-from train_entry.contract import StudyDir
+from analysis.table import show, write_csv
+from train_entry.contract import StudyDir, write_atomic
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # generic for mypy only
@@ -37,6 +39,15 @@ examples:
   python -m analysis calibration studies/llama1b3 --csv calibration.csv
 """
 
+_EXPORT_HELP = """\
+Write every trial that ran, with its plan and every step's seconds, as JSON: one object a line, the first of
+them about the study. From it a search can be replayed without a GPU. docs/tables.md describes the fields.
+
+examples:
+  python -m analysis export-table studies/llama1b3 --to llama1b3.jsonl
+  python -m analysis export-table studies/llama1b3 | head -1
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where a file cannot be written; 2 where what is asked for does not exist."""
@@ -44,7 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± still gets its numbers
     options = _parser().parse_args(arguments)
     try:
-        return _table(options) if options.command == "table" else _calibration(options)
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        return 0
     except (StudyUnreadable, UnknownColumn) as error:
         print(f"python -m analysis: {error}", file=sys.stderr)
         return 2
@@ -63,12 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument(
         "--all", action="store_true", help="also rejected trials, and more than the first rows and notes"
     )
+    table.set_defaults(run=_table)
     calibration = _command(
         commands, "calibration", "compare estimates with measurements, with plots", _CALIBRATION_HELP
     )
     calibration.add_argument(
         "--csv", type=Path, metavar="PATH", help="also write the comparison there, one row a trial"
     )
+    calibration.set_defaults(run=_calibration)
+    export = _command(commands, "export-table", "write all trials as JSON, to replay searches", _EXPORT_HELP)
+    export.add_argument("--to", type=Path, metavar="FILE", help="write there (default: print)")
+    export.set_defaults(run=_export_table)
     return parser
 
 
@@ -101,6 +122,23 @@ def _calibration(options: argparse.Namespace) -> int:
     if status == 0:
         print(f"plots: {study.directory.path / PAGE}")
     return status
+
+
+def _export_table(options: argparse.Namespace) -> int:
+    study = load_study(StudyDir(options.study))
+    path: Path | None = options.to
+    if path is None:
+        for line in export_lines(study):
+            print(line)
+        return 0
+    if problem := _no_target(path):
+        print(f"python -m analysis: --to {path}: {problem}", file=sys.stderr)
+        return 2
+    text = "".join(f"{line}\n" for line in export_lines(study))
+    if status := _written(path, lambda: write_atomic(path, text)):
+        return status
+    print(f"{text.count(chr(10)) - 1} trials: {path}")
+    return 0
 
 
 def _no_target(path: Path) -> str:

@@ -7,15 +7,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import correlation, median
 
-from analysis.load import Study, TrialRow, is_refused
+from analysis.load import Study
 from analysis.ranking import best
+from analysis.row import TrialRow, is_refused, undrifted
 from analysis.text import size
-from train_entry.contract import Estimate, Failure, FailureKind, Fit, Measurement, MemoryKind, State, Trial
+from train_entry.contract import (
+    Estimate,
+    Failure,
+    FailureKind,
+    Fit,
+    Goal,
+    Measurement,
+    MemoryKind,
+    State,
+    Trial,
+)
 
 FEW = 5  # plans among which the fastest should be expected
 LEARNED = 3  # trials after which estimates count as learned
 OUT_OF_MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
-THROUGHPUTS = ("tokens_per_s_per_gpu", "tokens_per_s")
+SPEED = Goal(name="tokens_per_s_per_gpu")  # compared where estimates know nothing of the goal itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +44,8 @@ class Pair:
 
     @property
     def step_error(self) -> float | None:
-        """None where the measured time is not the plan's own."""
-        return None if self.shared else self.estimate.step_s / self.seen.step_s - 1
+        """None where the measured time is not the plan's own. Drift is the machine's, not the estimate's."""
+        return None if self.shared else self.estimate.step_s / (self.seen.step_s * self.row.drift) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +74,11 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """Whether the estimates would have found the fastest."""
+    """Whether the estimates would have found the best."""
 
+    goal: Goal  # by which
     timed: int  # trials, of which the correlation is
-    correlation: float | None  # of ranks, by throughput; None: fewer than two, or all alike
+    correlation: float | None  # of ranks, by the goal; None: fewer than two, or all alike
     fastest: int | None  # of the trials that were estimated, the winner
     place: int | None  # where it was expected, from 1
 
@@ -185,20 +197,29 @@ def _that_are(fit: Fit, trials: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def _order(study: Study, pairs: Sequence[Pair]) -> Order:
-    objective = study.record.objective
-    name = objective if objective in THROUGHPUTS else THROUGHPUTS[0]
-    expected = {pair.row.number: float(getattr(pair.estimate, name)) for pair in pairs}
-    timed = [pair for pair in pairs if not pair.shared]
-    winner = best(pair.row for pair in pairs)
-    fastest = winner.number if winner else None
+    goal = study.goal if study.goal.name != "loss" else SPEED
+    expected = {
+        pair.row.number: goal.score(said)
+        for pair in pairs
+        if not pair.row.is_yardstick and (said := goal.value(pair.estimate)) is not None
+    }
+    seen = {pair.row.number: score for pair in pairs if (score := _score(pair, goal)) is not None}
+    both = [number for number in expected if number in seen]
+    winner = best(pair.row for pair in pairs if pair.row.number in expected)
+    first = winner.number if winner else None
     return Order(
-        timed=len(timed),
-        correlation=rank_correlation(
-            [expected[pair.row.number] for pair in timed], [float(getattr(pair.seen, name)) for pair in timed]
-        ),
-        fastest=fastest,
-        place=None if fastest is None else 1 + sum(s > expected[fastest] for s in expected.values()),
+        goal=goal,
+        timed=len(both),
+        correlation=rank_correlation([expected[n] for n in both], [seen[n] for n in both]),
+        fastest=first,
+        place=None if first is None else 1 + sum(s > expected[first] for s in expected.values()),
     )
+
+
+def _score(pair: Pair, goal: Goal) -> float | None:
+    """What was seen, larger is better; None where the measured time is not the plan's own."""
+    value = undrifted(goal, goal.value(pair.seen), pair.row.drift)
+    return None if value is None or (pair.shared and goal.is_speed) else goal.score(value)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -25,11 +25,13 @@ from analysis.calibration import (
 )
 from analysis.calibration_page import PAGE, Grid, Scatter, page
 from analysis.load import Study
+from analysis.row import came_from
 from analysis.scatter import Point
 from analysis.table import knobs_that_differ
 from analysis.terminal import console_on, plain_table, print_whole
 from analysis.text import figure, raw, short, signed, stacked
-from train_entry.contract import Fit, Measurement, Scalar, Trial, write_atomic
+from train_entry.contract import Fit, Measurement, Origin, Scalar, Trial, write_atomic
+from train_entry.contract.goal_text import goal_words
 
 GIB = 2**30
 MS = 1e-3
@@ -101,7 +103,10 @@ def trials_grid(study: Study, calibration: Calibration) -> Grid:
     """Trial by trial, in the order in which they were estimated."""
     knobs = knobs_that_differ(study)
     memory = "RSS" if calibration.on_host else "peak"
-    headers = ("trial", "strategy", *map(stacked, knobs), f"{memory} GiB\nestimated", "measured", "error")
+    has_origins = any(pair.row.origin is not Origin.SAMPLER for pair in calibration.pairs)
+    headers: tuple[str, ...] = ("trial", *(["from"] if has_origins else []), "strategy")
+    words = (*range(1, len(headers)),)
+    headers += (*map(stacked, knobs), f"{memory} GiB\nestimated", "measured", "error")
     headers += ("step ms\nestimated", "measured", "error", "learned\nfrom", "said to")
     rows = []
     for pair in calibration.pairs:
@@ -110,6 +115,7 @@ def trials_grid(study: Study, calibration: Calibration) -> Grid:
         rows.append(
             (
                 f"{row.number:04d}",
+                *([came_from(row)] if has_origins else []),
                 row.strategy or "",
                 *(short(row.values.get(knob)) for knob in knobs),
                 *(figure(said.peak_bytes, GIB), figure(pair.seen.peak_bytes, GIB), signed(pair.peak_error)),
@@ -123,7 +129,7 @@ def trials_grid(study: Study, calibration: Calibration) -> Grid:
         caption="\n".join(_trials_caption(calibration)),
         headers=headers,
         rows=tuple(rows),
-        left=(1, len(headers) - 1),
+        left=(*words, len(headers) - 1),
     )
 
 
@@ -170,12 +176,13 @@ def lines(calibration: Calibration) -> Iterator[str]:
 def _order(calibration: Calibration) -> Iterator[str]:
     order, pairs = calibration.order, len(calibration.pairs)
     if order.correlation is not None:
-        of = f"of estimated and measured tokens/s, over {order.timed} trials"
+        of = f"of estimated and measured {goal_words(order.goal)}, over {order.timed} trials"
         yield f"order: rank correlation {order.correlation:.2f} {of} (1: the very same order)"
     if order.fastest is not None and order.place is not None and pairs > 1:
         among = "among" if order.place <= FEW else "not among"
         few = f": {among} the first {FEW}" if pairs > FEW else ""
-        yield f"fastest: trial {order.fastest:04d}, expected in place {order.place} of {pairs}{few}"
+        word = "fastest" if order.goal.is_speed else "best"
+        yield f"{word}: trial {order.fastest:04d}, expected in place {order.place} of {pairs}{few}"
 
 
 def _gate(gate: Gate) -> Iterator[str]:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
+from analysis.row import TrialRow, row_of
 from train_entry.contract import (
-    Advice,
-    Engine,
-    Estimate,
-    Failure,
-    FailureKind,
+    GOALS,
+    AttemptDir,
+    ContractError,
+    Goal,
     Measurement,
-    MemoryKind,
-    Origin,
     Outcome,
-    Plan,
-    Precision,
-    Reason,
-    Scalar,
+    RankExit,
     State,
     StepMetrics,
     StudyDir,
     StudyRecord,
     Trial,
     TrialDir,
+    Winner,
     read_document,
     read_lines,
 )
@@ -39,40 +34,6 @@ class StudyUnreadable(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRow:
-    """One trial with the measurement that counts for it: its own, or that of the trial it reuses."""
-
-    number: int
-    state: State
-    origin: Origin
-    strategy: str | None  # from the plan; of a rejected trial, what was asked, if that varied
-    overrides: tuple[str, ...] = ()
-    values: Mapping[str, Scalar] = field(default_factory=dict)  # of the knobs that vary
-    estimate: Estimate | None = None  # of its own plan, made before the launch
-    failure: Failure | None = None
-    reasons: tuple[Reason, ...] = ()  # why rejected
-    advice: Advice | None = None  # after running out of memory
-    reused_from: int | None = None
-    gpu_s: float = 0.0
-    starts_late: bool = False  # its first update is too small, by DeepSpeed's doing: its losses lag
-    shared: bool = False  # another trial ran on the same node while this was timed
-    objective: float | None = None  # what ranks it; None unless finite, with a finite loss
-    tokens_per_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
-    step_s: float | None = None
-    step_s_iqr: float | None = None
-    peak_bytes: int | None = None
-    memory_kind: MemoryKind | None = None
-    mfu: float | None = None
-    loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
-    loss_tokens: int | None = None  # seen by the last of those steps
-
-    @property
-    def is_refused(self) -> bool:
-        return is_refused(self.state, self.failure)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """All that is known of a study, in the order of the trials' numbers."""
 
@@ -82,7 +43,21 @@ class Study:
     trials: tuple[Trial, ...]  # in the same order
     loss_tokens: int | None  # the most that every trial with a loss reached: where losses are compared
     checked: bool = False  # losses are those of checks, longer runs of the best; others have none
+    winner: Winner | None = None  # what the confirmation came to; None: there was none
+    attempt_gpu_s: Mapping[tuple[int, int], float] = field(
+        default_factory=dict
+    )  # by trial and attempt, if known
     warnings: tuple[str, ...] = ()
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is sought, the most important first."""
+        return self.record.goals or (self.record.goal,)
+
+    @property
+    def goal(self) -> Goal:
+        """What ranks the trials."""
+        return self.record.goal
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -93,20 +68,12 @@ class Study:
         return tuple(names)
 
 
-def is_refused(state: State, outcome: Outcome | None) -> bool:
-    """Not launched, since by its estimate it cannot fit."""
-    is_estimated = isinstance(outcome, Failure) and outcome.kind is FailureKind.INFEASIBLE
-    return is_estimated and state is State.INFEASIBLE
-
-
 def load_study(directory: StudyDir) -> Study:
     """The study in a directory. A trial that cannot be read is a warning. Raises StudyUnreadable."""
     record = _record(directory)
     trials, warnings = _trials(directory)
-    if record.objective not in {known.name for known in fields(Measurement)}:
-        warnings.append(
-            f"{directory.record}: no measurement has the objective '{record.objective}': nothing is ranked"
-        )
+    warnings += _unknown_goals(directory, record)
+    winner = _winner(directory, record.goal, warnings)
     checked = any(isinstance(trial.check, Measurement) for trial in trials.values())
     trained = {number: trial for number, trial in trials.items() if _has_loss(trial, checked)}
     streams = {number: _stream(directory.trial(number), trial, checked) for number, trial in trained.items()}
@@ -114,7 +81,7 @@ def load_study(directory: StudyDir) -> Study:
     rows = []
     for trial in trials.values():
         source = _source(trial, trials)
-        row = _measured(_row(trial), source, record.objective)
+        row = row_of(trial, source, record.goals or (record.goal,))
         if tokens is not None and source.number in streams:
             row = _with_loss(row, _run(source, checked), streams[source.number], tokens)
         rows.append(row)
@@ -125,8 +92,52 @@ def load_study(directory: StudyDir) -> Study:
         trials=tuple(trials.values()),
         loss_tokens=tokens,
         checked=checked,
+        winner=winner,
+        attempt_gpu_s=dict(_attempts(directory, trials.values())),
         warnings=tuple(warnings),
     )
+
+
+def attempt_seconds(attempt: AttemptDir, ranks: int) -> float | None:
+    """The longest life of a rank's process; None where no supervisor has said."""
+    found = []
+    for rank in range(ranks):
+        try:
+            ended = read_document(attempt.exit(rank), RankExit)
+        except (ContractError, OSError):
+            continue
+        if ended is not None:
+            found.append(ended.seconds)
+    return max(found, default=None)
+
+
+def _attempts(directory: StudyDir, trials: Iterable[Trial]) -> Iterable[tuple[tuple[int, int], float]]:
+    """GPU-seconds of the attempts of trials that have several: of one, the trial's own say all."""
+    for trial in trials:
+        ranks = trial.plan.ranks if trial.plan else 0
+        for number in range(1, trial.attempts + 1) if trial.attempts > 1 else ():
+            seconds = attempt_seconds(directory.trial(trial.number).attempt(number), ranks)
+            if seconds is not None:
+                yield (trial.number, number), ranks * seconds
+
+
+def _unknown_goals(directory: StudyDir, record: StudyRecord) -> list[str]:
+    known = {*GOALS, *(known.name for known in fields(Measurement))}
+    return [
+        f"{directory.record}: no measurement has the objective '{goal.name}': nothing is ranked by it"
+        for goal in record.goals or (record.goal,)
+        if goal.name not in known
+    ]
+
+
+def _winner(directory: StudyDir, goal: Goal, warnings: list[str]) -> Winner | None:
+    """Of the goal that ranks; what cannot be read is a warning."""
+    try:
+        found = read_document(directory.winner, Winner)
+    except (ValueError, OSError) as error:
+        warnings.append(_one_line(error))
+        return None
+    return found if found is not None and found.goal == goal.name else None
 
 
 def _record(directory: StudyDir) -> StudyRecord:
@@ -210,57 +221,6 @@ def _source(trial: Trial, trials: Mapping[int, Trial]) -> Trial:
         trial = trials[trial.reused_from]
         visited.add(trial.number)
     return trial
-
-
-def _row(trial: Trial) -> TrialRow:
-    asked = trial.values.get("strategy")
-    return TrialRow(
-        number=trial.number,
-        state=trial.state,
-        origin=trial.origin,
-        strategy=trial.plan.strategy if trial.plan else None if asked is None else str(asked),
-        overrides=trial.overrides,
-        values=trial.values,
-        estimate=trial.estimate,
-        failure=trial.outcome if isinstance(trial.outcome, Failure) else None,
-        reasons=trial.reasons,
-        advice=trial.advice,
-        reused_from=trial.reused_from,
-        gpu_s=trial.gpu_s,
-        starts_late=trial.plan is not None and _starts_late(trial.plan),
-    )
-
-
-def _starts_late(plan: Plan) -> bool:
-    """Without ZeRO in bf16 DeepSpeed 0.19 takes an empty step first (initialize_optimizer_states)."""
-    is_bf16 = plan.precision is Precision.BF16
-    return plan.engine is Engine.DEEPSPEED and plan.zero.stage == 0 and is_bf16
-
-
-def _measured(row: TrialRow, source: Trial, objective: str) -> TrialRow:
-    seen = source.outcome
-    if not isinstance(seen, Measurement):
-        return row
-    return replace(
-        row,
-        shared=source.shared,
-        objective=_objective(seen, objective),
-        tokens_per_s=seen.tokens_per_s,
-        tokens_per_s_per_gpu=seen.tokens_per_s_per_gpu,
-        step_s=seen.step_s,
-        step_s_iqr=seen.step_s_iqr,
-        peak_bytes=seen.peak_bytes,
-        memory_kind=seen.memory_kind,
-        mfu=seen.mfu,
-    )
-
-
-def _objective(seen: Measurement, name: str) -> float | None:
-    """What ranks a measurement; none where training is broken, however fast it is."""
-    value = getattr(seen, name, None)
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or not math.isfinite(seen.loss):
-        return None
-    return float(value)
 
 
 def _with_loss(row: TrialRow, run: Outcome | None, stream: tuple[StepMetrics, ...], tokens: int) -> TrialRow:

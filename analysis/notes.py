@@ -8,18 +8,25 @@ from collections import Counter
 from rich.text import Text
 
 from analysis.calibration import off_line
-from analysis.load import Study, TrialRow
-from analysis.ranking import best
-from analysis.text import advised, one_line
+from analysis.load import Study
+from analysis.machine import machine_lines
+from analysis.ranking import in_order, pareto, winner
+from analysis.row import TrialRow
+from analysis.text import advised, one_line, short
 from train_entry.contract import Estimate, State
+from train_entry.contract.goal_text import goal_text, goal_words
 
 MAX_NOTES = 20  # unless everything is asked for
 MAX_ADVICE = 3
 MAX_REFUSED = 3  # of those that lack the same
+MAX_FRONT = 10
 
 
 def notes(study: Study, *, everything: bool = False) -> list[Text]:
-    """Below the table: what could not be read, why trials were rejected or failed, how to run the best."""
+    """Below the table: what could not be read, why trials were rejected or failed, how to run the best.
+
+    Before these, the Pareto front of several goals, and what the machine did meanwhile.
+    """
     failed, infeasible = _failures(study, State.FAILED), _failures(study, State.INFEASIBLE)
     lines = [*failed, *_rejections(study), *infeasible]
     left_out = 0 if everything else max(0, len(lines) - MAX_NOTES)
@@ -30,10 +37,34 @@ def notes(study: Study, *, everything: bool = False) -> list[Text]:
     lines += _advice(study, everything)
     lines += _comparisons(study)
     lines += off_line(study)
-    winner = best(study.rows)
-    if winner is not None:
-        lines.append(f"best is trial {winner.number:04d}: python sweep.py {shlex.join(winner.overrides)}")
-    return [Text(line) for line in (*(f"warning: {text}" for text in study.warnings), *lines)]
+    first = winner(study)
+    if first is not None:
+        lines.append(f"best is trial {first.number:04d}: python sweep.py {shlex.join(first.overrides)}")
+    warnings = [f"warning: {text}" for text in study.warnings]
+    above = [*_front(study, everything), *machine_lines(study, everything=everything)]
+    return [Text(line) for line in (*warnings, *above, *lines)]
+
+
+def _front(study: Study, everything: bool) -> list[str]:
+    """Trials that no other beats by every goal, in the order of the table."""
+    numbers = pareto(study)
+    if not numbers:
+        return []
+    on_front = [row for row in in_order(study) if row.number in numbers]
+    shown = on_front if everything else on_front[:MAX_FRONT]
+    trials = "1 trial" if len(on_front) == 1 else f"{len(on_front)} trials"
+    lines = [f"Pareto front of {', '.join(map(goal_words, study.goals))}: {trials}"]
+    lines += (f"  {row.name}{_knobs(row)}: {_sought(study, row)}" for row in shown)
+    return [*lines, *([f"  {more} more: --all"] if (more := len(on_front) - len(shown)) else [])]
+
+
+def _knobs(row: TrialRow) -> str:
+    return "".join(f" {knob}={short(value)}" for knob, value in row.values.items() if knob != "strategy")
+
+
+def _sought(study: Study, row: TrialRow) -> str:
+    pairs = zip(study.goals, row.sought, strict=True)
+    return ", ".join(goal_text(goal, value) for goal, value in pairs if value is not None)
 
 
 def _comparisons(study: Study) -> list[str]:

@@ -1,14 +1,15 @@
-"""Which trial is best, and in which order the others follow."""
+"""Which trial is best, in which order the others follow, and which are on the Pareto front. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from analysis.load import TrialRow
+from analysis.load import Study
+from analysis.row import TrialRow
 from train_entry.contract import State
 
-# What was seen before what was not; within a place, by the objective, then by number.
+# What was seen before what was not; within a place, by the first goal, then by number.
 PLACES = {
     State.MEASURED: 0,
     State.REUSED: 1,
@@ -24,21 +25,81 @@ PLACES = {
 
 
 def can_win(row: TrialRow) -> bool:
-    """Only what was measured, to a finite number."""
-    return row.state is State.MEASURED and _score(row) > -math.inf
+    """Only what was measured, to a finite number, on the ranks that the study asks."""
+    return row.state is State.MEASURED and not row.is_yardstick and _score(row) > -math.inf
 
 
 def ranked(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """The best first."""
-    return sorted(rows, key=lambda row: (PLACES[row.state], -_score(row), row.number))
+    """The best first, by what each showed when it was measured first; yardsticks behind those measured."""
+    return sorted(rows, key=lambda row: (PLACES[row.state], row.is_yardstick, -_score(row), row.number))
 
 
 def best(rows: Iterable[TrialRow]) -> TrialRow | None:
-    """The winner; None where nothing can win. Of equals, the one tried first."""
+    """The first of those that can win; None where nothing can. Of equals, the one tried first."""
     return next(iter(ranked(row for row in rows if can_win(row))), None)
 
 
+def best_rung(rows: Iterable[TrialRow]) -> TrialRow | None:
+    """The best of what one tries by hand."""
+    return best(row for row in rows if row.rung is not None)
+
+
+def winner(study: Study) -> TrialRow | None:
+    """The winner: by the confirmation, or else the best of what was measured once."""
+    return confirmed(study) or best(study.rows)
+
+
+def confirmed(study: Study) -> TrialRow | None:
+    """The winner of the confirmation; None where there was none, or where its trial cannot win any more."""
+    number = study.winner.trial if study.winner else None
+    return next((row for row in study.rows if row.number == number and can_win(row)), None)
+
+
+def in_order(study: Study) -> list[TrialRow]:
+    """All trials as tables list them: the winner first; those confirmed in the order of their repeats.
+
+    These share the places that they have by their first measurements: repeats are taken when the machine
+    may be a little faster or slower, and compare with each other only.
+    """
+    rows = ranked(study.rows)
+    first = confirmed(study)
+    if study.winner is None or first is None:
+        return rows
+    repeated = [first.number, *(s.trial for s in study.winner.standings if s.trial != first.number)]
+    by_number = {row.number: row for row in rows if can_win(row)}
+    known = [number for number in repeated if number in by_number]
+    turn = iter(known)
+    rows = [by_number[next(turn)] if row.number in known else row for row in rows]
+    return [first, *(row for row in rows if row is not first)]
+
+
+def pareto(study: Study) -> frozenset[int]:
+    """Numbers of the trials on the front of all goals; none where there is but one goal."""
+    if len(study.goals) < 2:
+        return frozenset()
+    points = {row.number: _scores(study, row) for row in study.rows if can_win(row)}
+    complete = {number: scores for number, scores in points.items() if scores is not None}
+    on_front = front(list(complete.values()))
+    return frozenset(number for number, is_on in zip(complete, on_front, strict=True) if is_on)
+
+
+def front(points: Sequence[Sequence[float]]) -> list[bool]:
+    """Whether no other is as good everywhere and better somewhere. Larger is better; ties stay."""
+    return [not any(_dominates(other, point) for other in points) for point in points]
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = list(zip(one, other, strict=True))
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+
+def _scores(study: Study, row: TrialRow) -> tuple[float, ...] | None:
+    """Larger is better; None where a goal's value is not known."""
+    pairs = list(zip(study.goals, row.sought, strict=True))
+    found = [goal.score(value) for goal, value in pairs if value is not None]
+    return tuple(found) if len(found) == len(pairs) else None
+
+
 def _score(row: TrialRow) -> float:
-    """The objective, or minus infinity where it is not known: such rows come last in their place."""
-    value = row.objective
-    return value if value is not None and math.isfinite(value) else -math.inf
+    """Minus infinity where it is not known: such rows come last in their place."""
+    return row.score if row.score is not None and math.isfinite(row.score) else -math.inf

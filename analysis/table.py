@@ -4,71 +4,53 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
-from analysis.load import LOSS_STEPS, Study, TrialRow
+from analysis.account import account, account_line
+from analysis.columns import cells, goal_cell, knobs, sorted_by
+from analysis.headline import headline
+from analysis.load import LOSS_STEPS, Study
 from analysis.notes import notes
-from analysis.ranking import PLACES, best, can_win, ranked
+from analysis.ranking import PLACES, can_win, in_order, pareto, winner
+from analysis.row import TrialRow, came_from
 from analysis.terminal import console_on, needed_width, plain_table, print_whole
-from analysis.text import figure, raw, short, stacked
-from train_entry.contract import MemoryKind, Scalar, State, write_atomic
+from analysis.text import figure, raw, short, stacked, title
+from train_entry.contract import MemoryKind, Origin, State, write_atomic
+from train_entry.contract.goal_text import digits, time_unit, tokens_text
 
 MAX_ROWS = 40  # unless everything is asked for
-
-# Column of table.csv to its value, so that a name and its numbers cannot come apart.
-_CELLS: Mapping[str, Callable[[TrialRow], Scalar]] = {
-    "number": attrgetter("number"),
-    "state": attrgetter("state.value"),
-    "failure": lambda row: row.failure.kind.value if row.failure else None,
-    "origin": attrgetter("origin.value"),
-    "strategy": attrgetter("strategy"),
-    "tokens_per_s": attrgetter("tokens_per_s"),
-    "tokens_per_s_per_gpu": attrgetter("tokens_per_s_per_gpu"),
-    "step_s": attrgetter("step_s"),
-    "peak_bytes": attrgetter("peak_bytes"),
-    "loss": attrgetter("loss"),
-    "gpu_s": attrgetter("gpu_s"),
-}
-_LARGEST_FIRST = ("tokens_per_s", "tokens_per_s_per_gpu")
-
-
-class UnknownColumn(ValueError):
-    """A table has no column of this name; the message lists those it has."""
-
-
-def columns(study: Study) -> tuple[str, ...]:
-    """Of table.csv. A knob that a fixed column shows already (strategy) has none of its own."""
-    knobs = (knob for knob in study.knobs if knob not in _CELLS)
-    return (*_CELLS, *knobs, "overrides")
 
 
 def write_csv(study: Study) -> Path:
     """Replace table.csv: one row a trial, best first, raw numbers, blank where not known."""
-    names = columns(study)
+    cell_of = cells(study)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([raw(_cell(row, name)) for name in names] for row in ranked(study.rows))
+    writer.writerow(cell_of)
+    writer.writerows([raw(cell(row)) for cell in cell_of.values()] for row in in_order(study))
     write_atomic(study.directory.table, text.getvalue())
     return study.directory.table
 
 
 def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: bool = False) -> None:
-    """Print the table and what belongs below it. A number is never cut off, however narrow the terminal."""
+    """Print what came of the study, the table, and what belongs below it.
+
+    A number is never cut off, however narrow the terminal.
+    """
     console = console_on(stream)
     table = render(study, sort=sort, everything=everything)
     if needed_width(console, table) > console.width:
         table = render(study, sort=sort, everything=everything, narrow=True)
+    console.print(Text(title(study.record), style="italic"), soft_wrap=True)
+    for line in headline(study):
+        console.print(Text(line, style="bold"), soft_wrap=True)
     print_whole(console, table)
     for note in notes(study, everything=everything):
         console.print(note, soft_wrap=True)
@@ -76,44 +58,57 @@ def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: b
 
 def render(study: Study, *, sort: str | None = None, everything: bool = False, narrow: bool = False) -> Table:
     """The ranked table; `narrow` leaves out what other columns or table.csv tell. Raises UnknownColumn."""
-    rows = ranked(study.rows) if sort is None else _sorted(study, sort)
+    rows = in_order(study)
+    rows = rows if sort is None else sorted_by(study, sort, rows)
     shown = [row for row in rows if everything or row.state is not State.REJECTED]
     shown = shown if everything else shown[:MAX_ROWS]
-    table = plain_table(
-        f"study {study.record.name}: {study.record.model.name}, by {study.record.objective}",
-        "\n".join(_caption(study, len(rows) - len(shown), narrow)),
-        narrow,
-    )
+    table = plain_table("", "\n".join(_caption(study, len(rows) - len(shown), narrow)), narrow)
     parts = [part for part in _columns(study) if not (narrow and part.wide_only)]
     for part in parts:
         table.add_column(Text(part.header), justify=part.justify, no_wrap=part.justify == "right")
-    winner = best(study.rows)
+    first = winner(study)
     for row in shown:
-        style = "bold green" if row is winner else "" if PLACES[row.state] < 3 else "dim"
+        is_shown_dim = PLACES[row.state] >= 3 or row.is_yardstick
+        style = "bold green" if row is first else "dim" if is_shown_dim else ""
         table.add_row(*(Text(part.text(row)) for part in parts), style=style)
     return table
 
 
-def _caption(study: Study, hidden: int, narrow: bool) -> list[str]:
+def _caption(study: Study, hidden: int, narrow: bool) -> Iterator[str]:
     rows = study.rows
     states = Counter(row.state for row in sorted(rows, key=lambda row: PLACES[row.state]))
-    counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "none yet"
-    lines = [f"trials: {counts}; {sum(row.gpu_s for row in rows) / 3600:.3g} GPU-hours in total"]
+    yield f"trials: {', '.join(f'{count} {state}' for state, count in states.items()) or 'none yet'}"
+    yield account_line(account(study))
     if study.loss_tokens is not None:
         where = "of the checks" if study.checked else "the most that every measured trial reached"
-        lines.append(f"loss at {study.loss_tokens:,} tokens, {where} (mean of the last {LOSS_STEPS} steps)")
-    lines.append("± is the distance between the quartiles of the step times, over their median")
-    if any(row.shared for row in rows):
-        lines.append("* another trial ran on the same node meanwhile")
-    if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
-        lines.append("memory is host RSS, the resident set of the fullest rank's process: a run without GPU")
-    if any(row.is_refused and row.estimate for row in rows):
-        lines.append("~ is estimated: the trial was not launched, as it cannot fit")
+        yield f"loss at {study.loss_tokens:,} tokens, {where} (mean of the last {LOSS_STEPS} steps)"
+    yield "± is the distance between the quartiles of the step times, over their median"
+    yield from _marks(study)
+    if _again_column(study) and not narrow:
+        yield "again is the mean of repeats in fresh processes, by which those that have them are ordered"
     if hidden:
-        lines.append(f"not shown: {hidden} of {len(rows)} trials (rejected, or further down): --all")
+        yield f"not shown: {hidden} of {len(rows)} trials (rejected, or further down): --all"
     if narrow:
-        lines.append("tokens/s and GPU time per trial: in table.csv, or on a wider terminal")
-    return lines
+        yield "tokens/s, GPU time and origin of each trial: in table.csv, or on a wider terminal"
+
+
+def _marks(study: Study) -> Iterator[str]:
+    """What the marks in this table mean."""
+    rows = study.rows
+    if pareto(study):
+        yield "Pareto: no other trial is at least as good by every goal and better by one"
+    if any(row.is_yardstick for row in rows):
+        yield "a yardstick ran on other ranks, to see how plans scale: it cannot win"
+    if any(row.state is State.STOPPED for row in rows):
+        yield "stopped trials were timed only until it was known that they are slower than the best"
+    if any(row.shared for row in rows):
+        yield "* another trial ran on the same node meanwhile"
+    if any(_is_corrected(row) for row in rows):
+        yield "^ speed and time are corrected for the machine's drift; as measured in table.csv"
+    if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
+        yield "memory is host RSS, the resident set of the fullest rank's process: a run without GPU"
+    if any(row.is_refused and row.estimate for row in rows):
+        yield "~ is estimated: the trial was not launched, as it cannot fit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +120,7 @@ class _Column:
 
 
 def _columns(study: Study) -> list[_Column]:
-    ranks = {row.number: str(rank) for rank, row in enumerate(filter(can_win, ranked(study.rows)), 1)}
+    ranks = {row.number: str(rank) for rank, row in enumerate(filter(can_win, in_order(study)), 1)}
     kinds = {row.memory_kind for row in study.rows if row.memory_kind is not None}
     memory = "RSS GiB" if kinds == {MemoryKind.HOST_RSS} else "peak GiB"
     in_hours = any(row.gpu_s >= 3600 for row in study.rows)
@@ -135,40 +130,104 @@ def _columns(study: Study) -> list[_Column]:
         _Column(header="#", text=lambda row: ranks.get(row.number, "")),
         _Column(header="trial", text=lambda row: f"{row.number:04d}"),
         _Column(header="state", text=_state, justify="left"),
+        *_from_column(study),
         _Column(header="strategy", text=lambda row: row.strategy or "", justify="left"),
         *(_knob_column(knob) for knob in knobs_that_differ(study)),
-        _Column(header="tokens/s\n/GPU", text=lambda row: figure(row.tokens_per_s_per_gpu)),
+        *_goal_columns(study),
+        _Column(header="tokens/s\n/GPU", text=lambda row: _speed(row, row.tokens_per_s_per_gpu)),
         _Column(header="±", text=_spread),
-        _Column(header="tokens/s", text=lambda row: figure(row.tokens_per_s), wide_only=True),
-        _Column(header="step\nms", text=lambda row: figure(row.step_s, 1e-3)),
+        *_again_column(study),
+        _Column(header="tokens/s", text=lambda row: _speed(row, row.tokens_per_s), wide_only=True),
+        _Column(header="step\nms", text=_step),
         _Column(header=memory.replace(" ", "\n"), text=_memory),
         _Column(header="loss", text=lambda row: "" if row.loss is None else f"{row.loss:.3f}"),
         *([mfu] if any(row.mfu is not None for row in study.rows) else []),
+        *_pareto_column(study),
         _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s), wide_only=True),
     ]
 
 
 def knobs_that_differ(study: Study) -> list[str]:
     """Knobs with more than one value so far; all of them while there is but one trial to see."""
-    knobs = [knob for knob in study.knobs if knob not in _CELLS]
     if len(study.rows) < 2:
-        return knobs
-    return [knob for knob in knobs if len({short(row.values.get(knob)) for row in study.rows}) > 1]
+        return knobs(study)
+    return [knob for knob in knobs(study) if len({short(row.values.get(knob)) for row in study.rows}) > 1]
+
+
+def _from_column(study: Study) -> list[_Column]:
+    """Only where not all trials are the sampler's."""
+    if all(row.origin is Origin.SAMPLER for row in study.rows):
+        return []
+    return [_Column(header="from", text=came_from, justify="left", wide_only=True)]
 
 
 def _knob_column(knob: str) -> _Column:
     return _Column(header=stacked(knob), text=lambda row: short(row.values.get(knob)))
 
 
+def _goal_columns(study: Study) -> Iterator[_Column]:
+    """Of goals that no other column shows."""
+    goals = {goal.name: goal for goal in study.goals}
+    if (times := goal_cell(study, "time_to_tokens")) is not None:
+        known = [float(value) for row in study.rows if (value := times(row)) is not None]
+        unit, unit_s = time_unit(known)
+        tokens = tokens_text(goals["time_to_tokens"].tokens)
+        yield _Column(
+            header=f"{tokens}\ntokens\n{unit}", text=lambda row: figure(_number(times(row)), unit_s)
+        )
+    if (costs := goal_cell(study, "cost")) is not None:
+        tokens = tokens_text(goals["cost"].tokens)
+        yield _Column(header=f"{tokens}\ntokens\ncost", text=lambda row: _digits(costs(row)))
+
+
+def _again_column(study: Study) -> list[_Column]:
+    """Means of repeats, in the unit of the goal's own column."""
+    again = cells(study)["confirmed"]
+    known = [float(value) for row in study.rows if (value := again(row)) is not None]
+    if not known:
+        return []
+    unit, unit_s = {"time_to_tokens": time_unit(known), "peak_bytes": ("GiB", 2**30)}.get(
+        study.goal.name, ("", 1.0)
+    )
+    header = f"again\n{unit}" if unit else "again"
+    return [_Column(header=header, text=lambda row: figure(_number(again(row)), unit_s), wide_only=True)]
+
+
+def _pareto_column(study: Study) -> list[_Column]:
+    on_front = pareto(study)
+    text = _Column(header="Pareto", text=lambda row: "yes" if row.number in on_front else "", justify="left")
+    return [text] if on_front else []
+
+
 def _state(row: TrialRow) -> str:
-    mark = "*" if row.shared else ""
+    mark = f"{'*' if row.shared else ''}{'^' if _is_corrected(row) else ''}"
+    return " ".join((f"{row.state}{mark}", *_more_of_state(row)))
+
+
+def _more_of_state(row: TrialRow) -> Iterator[str]:
     if row.state is State.REUSED and row.reused_from is not None:
-        return f"{row.state}{mark} {row.reused_from:04d}"
-    if row.is_refused:
-        return f"{row.state} estimated"
-    if row.failure is not None and row.failure.kind.value != row.state.value:
-        return f"{row.state}{mark} {row.failure.kind}"
-    return f"{row.state}{mark}"
+        yield f"{row.reused_from:04d}"
+    elif row.is_refused:
+        yield "estimated"
+    elif row.failure is not None and row.failure.kind.value != row.state.value:
+        yield row.failure.kind.value
+    elif row.state is State.SUSPECT and row.cards:
+        yield from row.cards.throttled[:1]
+    if row.is_yardstick:
+        yield "yardstick"
+
+
+def _is_corrected(row: TrialRow) -> bool:
+    return row.step_s is not None and row.drift != 1.0
+
+
+def _speed(row: TrialRow, tokens_per_s: float | None) -> str:
+    """On the machine as it was at first."""
+    return "" if tokens_per_s is None else figure(tokens_per_s / row.drift)
+
+
+def _step(row: TrialRow) -> str:
+    return "" if row.step_s is None else figure(row.step_s * row.drift, 1e-3)
 
 
 def _memory(row: TrialRow) -> str:
@@ -181,22 +240,9 @@ def _spread(row: TrialRow) -> str:
     return f"{row.step_s_iqr / row.step_s:.1%}" if row.step_s and row.step_s_iqr is not None else ""
 
 
-def _cell(row: TrialRow, column: str) -> Scalar:
-    if column == "overrides":
-        return shlex.join(row.overrides)
-    return _CELLS[column](row) if column in _CELLS else row.values.get(column)
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
-def _sorted(study: Study, column: str) -> list[TrialRow]:
-    if column not in columns(study):
-        raise UnknownColumn(f"no column '{column}'; sort by one of: {', '.join(columns(study))}")
-    return sorted(ranked(study.rows), key=lambda row: _sort_key(column, _cell(row, column)))
-
-
-def _sort_key(column: str, value: Scalar) -> tuple[int, float, str]:
-    """Numbers, then words, then what is not known."""
-    if isinstance(value, str):
-        return (1, 0.0, value)
-    if value is None or math.isnan(value):
-        return (2, 0.0, "")
-    return (0, -value if column in _LARGEST_FIRST else value, "")
+def _digits(value: object) -> str:
+    return digits(float(value)) if isinstance(value, (int, float)) else ""

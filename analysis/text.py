@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from train_entry.contract import Advice, Scalar
+from train_entry.contract import Advice, Scalar, StudyRecord
+from train_entry.contract.goal_text import tokens_text
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:
@@ -50,9 +51,28 @@ def advised(advice: Advice) -> str:
     return one_line(f"{changes}: {advice.why}")
 
 
+def title(study: StudyRecord) -> str:
+    """`study demo: tiny, by time_to_tokens for 1e9 tokens, then peak_bytes`"""
+    goals = study.goals or (study.goal,)
+    names = (f"{g.name} for {tokens_text(g.tokens)} tokens" if _has_budget(g.name) else g.name for g in goals)
+    return f"study {study.name}: {study.model.name}, by {', then '.join(names)}"
+
+
+def _has_budget(goal: str) -> bool:
+    return goal in ("time_to_tokens", "cost")
+
+
 def signed(share: float | None) -> str:
     """A relative error: +3.2%, -10.1%."""
     return "" if share is None else f"{share:+.1%}"
+
+
+def hours(seconds: float) -> str:
+    """In hours, to two or three digits: 0.11, 1.24, 12,345."""
+    found = seconds / 3600
+    if found >= 1000:
+        return f"{found:,.0f}"
+    return f"{found:.3g}" if found >= 1 else f"{found:.2g}"
 
 
 def size(share: float) -> str:

@@ -10,9 +10,19 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from analysis.load import TrialRow
+from analysis.row import TrialRow, came_from
 from analysis.text import advised, figure, signed
-from train_entry.contract import Failure, Fit, Measurement, MemoryKind, Plan, StepSplit, Trial
+from train_entry.contract import (
+    Failure,
+    Fit,
+    Measurement,
+    MemoryKind,
+    Origin,
+    Plan,
+    StepSplit,
+    TimingEnd,
+    Trial,
+)
 
 GIB = 2**30
 MIB = 2**20
@@ -21,7 +31,8 @@ MIB = 2**20
 def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     """Print a trial's measurement, or why it has none, line by line."""
     console = Console(file=stream, highlight=False, soft_wrap=True)
-    console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}", style="bold"))
+    why = f" ({came_from(row)})" if row.origin in (Origin.LADDER, Origin.REMEDY) else ""
+    console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}{why}", style="bold"))
     match trial.outcome:
         case Measurement() as seen:
             for name, text in (*_lines(seen, trial.plan, row), *_expected(trial, seen)):
@@ -44,16 +55,43 @@ def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tupl
     spread = 100 * seen.step_s_iqr / seen.step_s
     yield "throughput", f"{seen.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {seen.tokens_per_s:,.0f} in all"
     yield "", f"{seen.samples_per_s:,.2f} sequences/s in all"
-    yield "step", f"{1e3 * seen.step_s:,.1f} ms, quartiles {spread:.1f}% apart, over {seen.steps} steps"
+    steps = f"{1e3 * seen.step_s:,.1f} ms, quartiles {spread:.1f}% apart, over {seen.steps} steps"
+    yield "step", steps + _precision(seen)
     yield from _split(seen, plan)
     yield from () if plan is None else _sharing(seen, plan)
     if seen.mfu is not None:
         yield "MFU", f"{100 * seen.mfu:.1f}% of the cards' peak, by (6 P + 12 L h s) FLOPs a token"
     yield from _memory(seen)
+    yield from _cards(row)
     yield "loss", f"{seen.loss:.4f} after {seen.tokens:,} tokens"
     yield (
         "start-up",
         f"{seen.startup_s:.1f} s to the end of the first step; {figure(row.gpu_s)} GPU-seconds in all",
+    )
+
+
+def _precision(seen: Measurement) -> str:
+    """How well the step time is known, and why no further step was timed, where that is known."""
+    known = "" if seen.relative_error is None else f", known to {seen.relative_error:.2%}"
+    early = f"; {_ENDS[seen.ended]}, {seen.spared_steps} steps spared" if seen.ended in _ENDS else ""
+    return known + early
+
+
+_ENDS = {
+    TimingEnd.PRECISE: "as exactly as asked",
+    TimingEnd.FUTILE: "slower than the best for certain",
+    TimingEnd.ASKED: "ended on request",
+}
+
+
+def _cards(row: TrialRow) -> Iterator[tuple[str, str]]:
+    if row.cards is None:
+        return
+    slowed = f"; slowed by {' and '.join(row.cards.throttled)}" if row.cards.throttled else ""
+    yield (
+        "cards",
+        f"{row.cards.clock_mhz:,} of {row.cards.max_clock_mhz:,} MHz, the slowest; up to "
+        f"{row.cards.temperature_c} °C; {row.cards.power_w:,.0f} W in the mean{slowed}",
     )
 
 

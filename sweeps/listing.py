@@ -82,8 +82,8 @@ def list_plans(
 ) -> Listing:
     """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed.
 
-    Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then those
-    that are too large, the least of them first.
+    Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then
+    those that are too large, the least of them first.
     """
     points = _chosen(space, random.Random(seed), matters)
     planned = [(point, plan(point)) for point in points]

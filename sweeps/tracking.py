@@ -3,7 +3,7 @@
 The only module that imports mlflow. Study directories are the truth and MLflow an observer of them:
 
     uri = default_uri(studies_dir)                         # or the user's own
-    mlflow = MlflowTracker(uri, artifact_root(studies_dir), study)
+    mlflow = MlflowTracker(uri, artifact_root(studies_dir), study, study_dir)
     mlflow.open()                                          # raises TrackingError; record() opens otherwise
     tracker = BackgroundTracker(mlflow, study_dir.path)    # NoTracker() for tracking=none
     tracker.record(trial, attempt)                         # returns at once, never raises
@@ -50,7 +50,7 @@ from sweeps.tracking_view import (
     server_url,
     shared_view,
 )
-from train_entry.contract import AttemptDir, StudyDir, StudyRecord, Trial, TrialDir, read_document
+from train_entry.contract import AttemptDir, StudyDir, StudyRecord, Trial, TrialDir, Winner, read_document
 
 T = TypeVar("T")
 Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written
@@ -101,10 +101,14 @@ class NoTracker:
 class MlflowTracker:
     """Writes at once, in the caller's thread. Raises TrackingError, one line, whatever MLflow objects to."""
 
-    def __init__(self, uri: str, artifacts: Path, study: StudyRecord) -> None:
+    def __init__(
+        self, uri: str, artifacts: Path, study: StudyRecord, directory: StudyDir | None = None
+    ) -> None:
+        """`directory`: where the study's winner will be on record; None: it is shown as any other trial."""
         self.uri = uri
         self._artifacts = artifacts
         self._study = study
+        self._directory = directory
         self._client: Any = None
         self._experiment = ""
         self._version = ""
@@ -138,10 +142,22 @@ class MlflowTracker:
             self.open()
         failed = f"cannot record trial {trial.number} at {mask_password(self.uri)}"
         with _one_line(self.uri, failed, "a replay of the study will"):
-            self._replace(str(trial.number), run_content(trial, attempt))
+            goals = self._study.goals or (self._study.goal,)
+            self._replace(str(trial.number), run_content(trial, attempt, goals, self._winner()))
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Nothing is ever pending."""
+        """Nothing is ever pending but the winner, who is known last: its run and its rivals' say so now."""
+        winner = self._winner()
+        if winner is None or self._directory is None or self._client is None:
+            return
+        for standing in winner.standings:
+            folder = self._directory.trial(standing.trial)
+            if (trial := read_document(folder.record, Trial)) is not None:
+                self.record(trial, shown_attempt(folder, trial))
+
+    def _winner(self) -> Winner | None:
+        found = read_document(self._directory.winner, Winner) if self._directory else None
+        return found if found is not None and found.goal == self._study.objective else None
 
     @property
     def _identity(self) -> str:
@@ -238,9 +254,15 @@ class BackgroundTracker:
             log.warning("MLflow: %d trials were not recorded; `%s` adds them", self.missed, self._replay_line)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        is_over = False
+        while not is_over:
+            item = self._queue.get()
+            is_over = item is None
             try:
-                self._tracker.record(*item)
+                if item is None:
+                    self._tracker.close()
+                else:
+                    self._tracker.record(*item)
             except Exception as error:  # an observer must not end what it observes, whatever happens to it
                 self._miss(str(error) or repr(error))
 
@@ -259,7 +281,7 @@ def replay(study_dir: StudyDir, uri: str) -> int:
     study = read_document(study_dir.record, StudyRecord)
     if study is None:
         raise TrackingError(f"{study_dir.path} is no study directory: it has no {study_dir.record.name}")
-    tracker = MlflowTracker(uri, artifact_root(study_dir.path.parent), study)
+    tracker = MlflowTracker(uri, artifact_root(study_dir.path.parent), study, study_dir)
     tracker.open()
     found = ((folder, read_document(folder.record, Trial)) for folder in study_dir.trials())
     closed = [(folder, trial) for folder, trial in found if trial is not None and trial.state.is_closed]

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,11 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sweeps.errors import TrackingError
 from sweeps.export import reproduce_command
+from sweeps.tracking_search import lead_metrics, search_metrics, search_tags
 from train_entry.contract import (
     AttemptDir,
     Failure,
+    Goal,
     Measurement,
     Plan,
     Scalar,
@@ -35,6 +37,7 @@ from train_entry.contract import (
     StepMetrics,
     StudyRecord,
     Trial,
+    Winner,
     read_lines,
 )
 
@@ -95,8 +98,10 @@ class RunContent:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_content(trial: Trial, attempt: AttemptDir | None) -> RunContent:
-    """What to record of a trial; `attempt` is its latest, where it has one."""
+def run_content(
+    trial: Trial, attempt: AttemptDir | None, goals: Sequence[Goal] = (), winner: Winner | None = None
+) -> RunContent:
+    """What to record of a trial; `attempt` is its latest, where it has one, `winner` the confirmation's."""
     strategy = trial.plan.strategy if trial.plan else trial.state.value
     return RunContent(
         name=f"{trial.number:04d} {strategy}",
@@ -104,9 +109,9 @@ def run_content(trial: Trial, attempt: AttemptDir | None) -> RunContent:
         start_ms=round(trial.created_at * 1000),
         end_ms=None if trial.closed_at is None else round(trial.closed_at * 1000),
         params=_params(trial),
-        metrics=_metrics(trial),
+        metrics=_metrics(trial) | dict(search_metrics(trial, goals, winner)),
         series=() if attempt is None else tuple(_series(attempt, trial.created_at)),
-        tags=_tags(trial),
+        tags=_tags(trial, winner),
         artifacts={} if attempt is None else dict(_artifacts(attempt, trial.plan)),
     )
 
@@ -175,7 +180,7 @@ def _series(attempt: AttemptDir, started_at: float) -> Iterator[SeriesPoint]:
             )
 
 
-def _tags(trial: Trial) -> dict[str, str]:
+def _tags(trial: Trial, winner: Winner | None) -> dict[str, str]:
     tags = {
         "state": trial.state.value,
         "origin": trial.origin.value,
@@ -190,6 +195,7 @@ def _tags(trial: Trial) -> dict[str, str]:
         "reused_from": trial.reused_from,
         "parent": trial.parent,
         "reasons": "; ".join(reason.text for reason in trial.reasons) or None,
+        **search_tags(trial, winner),
     }
     match trial.outcome:
         case Failure() as failure:
@@ -216,9 +222,9 @@ def _tail(path: Path) -> str:
 
 
 def shared_view(study: StudyRecord) -> str:
-    """The tag by which MLflow's runs table shows throughput, memory and loss first, the fastest on top."""
-    lead = study.objective if study.objective in THROUGHPUTS else THROUGHPUTS[0]
-    columns = [f"metrics.`{name}`" for name in (lead, "peak_gib", "loss", "step_s")]
+    """The tag by which MLflow's runs table shows goals, memory and loss first, the best on top."""
+    names = dict.fromkeys((*lead_metrics(study), "peak_gib", "loss", "step_s"))
+    columns = [f"metrics.`{name}`" for name in names]
     columns += ["metrics.`bubble`"] if "pipeline" in study.dimensions else []
     columns += ["tags.`strategy`", "tags.`state`"]
     columns += [f"params.`{knob}`" for knob in study.dimensions if knob != "strategy"]
@@ -226,11 +232,11 @@ def shared_view(study: StudyRecord) -> str:
         "selectedColumns": columns,
         "columnOrder": columns,
         "columnWidths": {columns[0]: 190},  # pixels; the default cuts the name off
-        "orderByKey": f"metrics.`{lead}`",
-        "orderByAsc": False,
+        "orderByKey": columns[0],
+        "orderByAsc": not study.goal.is_maximized,
     }
     times = dict.fromkeys(("createdAt", "updatedAt"), round(study.created_at * 1000))
-    return json.dumps({"name": "fastest first", **times, "state": json.dumps(state)})
+    return json.dumps({"name": "best first", **times, "state": json.dumps(state)})
 
 
 def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VAR_TMP) -> str:

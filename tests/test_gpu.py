@@ -16,10 +16,12 @@ from train_entry.contract import (
     Failure,
     FailureKind,
     Measurement,
+    MeasureSpec,
     MemoryKind,
     RankMeasurement,
     RankOutcome,
     StudyDir,
+    TimingEnd,
     Trial,
     read_document,
 )
@@ -143,3 +145,42 @@ def test_a_plan_runs_under_a_limit_a_little_above_its_peak(within: Within, peak_
     held = within(1.15 * peak_bytes)
     assert isinstance(held, RankMeasurement), held.evidence
     assert held.peak.allocated_bytes <= held.peak.reserved_bytes <= 1.15 * peak_bytes
+
+
+# ---------------------------------------------------------------- when timing ends, and how the card was
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankMeasurement]:
+    """One rank that has timed enough once its step time is known to a half."""
+    spec = a_trial_spec(
+        device="cuda",
+        plan=a_plan(
+            engine=Engine.DDP, ranks=1, micro_batch=8, global_batch=16, seq_len=1024, zero={"stage": 0}
+        ),
+        model=LLAMA_160M,
+        measure=MeasureSpec(warmup_steps=2, steps=40, split_steps=0, precision=0.5),
+    )
+    job = start_ranks(write_attempt(tmp_path_factory.mktemp("attempt"), spec), 1)
+    assert job.wait() == [0], job.attempt.log(0).read_text()
+    outcome = job.outcome(0)
+    assert isinstance(outcome, RankMeasurement)
+    yield outcome
+    job.end()
+
+
+def test_timing_ends_when_the_step_time_is_known_as_asked(brief: RankMeasurement) -> None:
+    assert (brief.ended, len(brief.step_s)) == (TimingEnd.PRECISE, 4)
+
+
+def test_the_cards_health_is_known(brief: RankMeasurement) -> None:
+    assert brief.health is not None
+    assert 0 < brief.health.clock_mhz <= brief.health.max_clock_mhz
+    assert 10 < brief.health.temperature_c < 110
+    assert 10 < brief.health.power_w < 2000
+
+
+def test_every_rank_of_every_strategy_ends_alike_and_knows_its_card(measured: dict[str, Measurement]) -> None:
+    for seen in measured.values():
+        assert {(rank.ended, len(rank.step_s)) for rank in seen.ranks} == {(seen.ended, seen.steps)}
+        assert None not in [rank.health for rank in seen.ranks]

@@ -106,6 +106,9 @@ def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Prog
         split=timings.split,
         startup_s=startup_s,
         host_peak_bytes=ready.meter.host_peak_bytes(),
+        ended=timings.ended,
+        step_s_half_width=timings.half_width_s,
+        health=timings.health,
     )
 
 

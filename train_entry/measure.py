@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from train_entry.contract import StepMetrics, StepSplit, TrialSpec
+from train_entry import health, stopping
+from train_entry.contract import DeviceHealth, StepMetrics, StepSplit, TimingEnd, TrialSpec
 from train_entry.engine import Held, Part, TrainEngine
 from train_entry.failures import DivergedError
 from train_entry.progress import Progress
 
 PartTime = tuple[Part, float]  # seconds
+ENDS: tuple[TimingEnd | None, ...] = (None, *TimingEnd)  # as rank 0 sends them; None: timing goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,9 @@ class Timings:
 
     step_s: tuple[float, ...]  # every timed step
     split: StepSplit | None
+    ended: TimingEnd
+    half_width_s: float | None  # of the mean step time's interval; see stopping
+    health: DeviceHealth | None
 
 
 class Stopwatch:
@@ -75,14 +80,54 @@ class StepClock:
         self._whole_step()
 
     def remaining_steps(self) -> Timings:
-        """Warm up, time, take apart."""
-        last_timed = self._measure.warmup_steps + self._measure.steps
-        for _ in range(self._step, last_timed):
-            self._whole_step()
-        split_steps = [self._split_step() for _ in range(self._measure.split_steps)]
+        """Warm up, time until that is enough, take apart what is not known to be futile."""
+        watch = health.Watch(health.card_of(self._device))
+        ended = self._time_steps(watch)
+        half_width_s = stopping.half_width_s(self._step_s_over_ranks(), self._measure.confidence)
+        split_steps = 0 if ended is TimingEnd.FUTILE else self._measure.split_steps
         return Timings(
-            step_s=tuple(self._seconds[self._measure.warmup_steps : last_timed]), split=medians(split_steps)
+            step_s=self._timed,
+            split=medians([self._split_step() for _ in range(split_steps)]),
+            ended=ended,
+            half_width_s=half_width_s,
+            health=watch.health,
         )
+
+    def _time_steps(self, watch: health.Watch) -> TimingEnd:
+        """Looks at the card, and whether to go on, between steps: never inside a timed span."""
+        while (timed := len(self._seconds) - self._measure.warmup_steps) < self._measure.steps:
+            self._whole_step()
+            if stopping.is_due(timed + 1, self._measure):
+                watch.look()
+                if (ended := self._agree()) is not None:
+                    return ended
+        if watch.health is None:
+            watch.look()
+        return TimingEnd.CAP
+
+    @property
+    def _timed(self) -> tuple[float, ...]:
+        """Seconds of the timed steps so far; those taken apart are not among them."""
+        return tuple(self._seconds[self._measure.warmup_steps :])
+
+    def _agree(self) -> TimingEnd | None:
+        """Whether timing ends here, as rank 0 says: hosts may differ in a last digit. Collective."""
+        ended: TimingEnd | None = None
+        if stopping.depends_on_times(self._measure):
+            ended = stopping.decide(self._step_s_over_ranks(), self._measure)
+        if self._progress.is_asked_to_stop:
+            ended = TimingEnd.ASKED
+        choice = torch.tensor([ENDS.index(ended)], device=self._device)
+        dist.broadcast(choice, src=0)
+        return ENDS[int(choice.item())]
+
+    def _step_s_over_ranks(self) -> tuple[float, ...]:
+        """Of the timed steps: each ends with all ranks, but in a pipeline with its last stage. Collective."""
+        if self._plan.pipeline == 1:
+            return self._timed
+        step_s = torch.tensor(self._timed, dtype=torch.float64, device=self._device)
+        dist.all_reduce(step_s, op=dist.ReduceOp.MAX)
+        return tuple(step_s.tolist())
 
     def _whole_step(self) -> None:
         lr = self._engine.lr()

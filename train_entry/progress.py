@@ -41,6 +41,11 @@ class Progress:
         partial.write_text(dump(heartbeat), encoding="utf-8")
         partial.replace(path)
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the orchestrator wants no further step timed."""
+        return self._out.stop.exists()
+
     def step(self, metrics: StepMetrics) -> None:
         """An optimizer step has ended. The numbers are those of all ranks, so rank 0 alone records them."""
         self._step = metrics.step

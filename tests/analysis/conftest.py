@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from tests.examples import a_measurement, a_plan, a_study_record, a_trial
 from train_entry.contract import (
     Advice,
     Estimate,
+    ExitReason,
     Failure,
     FailureKind,
+    Goal,
+    Origin,
     Plan,
+    RankExit,
     Reason,
+    Standing,
     State,
     StepMetrics,
     StudyDir,
+    Winner,
     append_line,
     dump,
     write_atomic,
@@ -36,8 +43,13 @@ class StudyBuilder:
         self.directory = StudyDir(path)
         self.study()
 
-    def study(self, objective: str = "tokens_per_s_per_gpu") -> None:
-        write_atomic(self.directory.record, dump(a_study_record(objective=objective)))
+    def study(self, objective: str = "tokens_per_s_per_gpu", **changes: Any) -> None:
+        """`changes` replace fields of study.json."""
+        write_atomic(self.directory.record, dump(a_study_record(objective=objective, **changes)))
+
+    def seeks(self, *goals: Goal) -> None:
+        """The first ranks."""
+        self.study(goals[0].name, goals=goals)
 
     def trial(self, number: int, state: State, **changes: Any) -> None:
         """`changes` replace fields of trial.json."""
@@ -51,11 +63,33 @@ class StudyBuilder:
         state: State = State.MEASURED,
         gpu_s: float = 20.0,
         plan: Plan | None = None,
+        trial: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> None:
-        """`changes` replace fields of the measurement."""
-        outcome = a_measurement(**changes)
-        self.trial(number, state, outcome=outcome, attempts=1, gpu_s=gpu_s, plan=plan or a_plan())
+        """`changes` replace fields of the measurement, `trial` those of trial.json."""
+        known = {"attempts": 1, "gpu_s": gpu_s, "plan": plan or a_plan(), **(trial or {})}
+        self.trial(number, state, outcome=a_measurement(**changes), **known)
+
+    def rung(self, number: int, name: str, speed: float, **changes: Any) -> None:
+        """A trial of the ladder, by its tokens/s/GPU; `changes` replace fields of trial.json."""
+        trial = {"origin": Origin.LADDER, "rung": name, **changes}
+        self.measured(number, tokens_per_s_per_gpu=speed, tokens_per_s=2 * speed, trial=trial)
+
+    def confirmed(self, *values: tuple[int, float], **changes: Any) -> None:
+        """winner.json: the first of these trials won, each known within 1%; `changes` replace fields."""
+        standings = tuple(
+            Standing(trial=trial, value=value, low=0.99 * value, high=1.01 * value, repeats=3)
+            for trial, value in values
+        )
+        record = Winner(goal="tokens_per_s_per_gpu", trial=values[0][0], confidence=0.95, standings=standings)
+        write_atomic(self.directory.winner, dump(dataclasses.replace(record, **changes)))
+
+    def exit(self, number: int, attempt: int, seconds: float, rank: int = 0) -> None:
+        """How long a rank's process lived."""
+        ended = RankExit(
+            rank=rank, returncode=0, reason=ExitReason.EXITED, phase=None, silent_s=0.0, seconds=seconds
+        )
+        write_atomic(self.directory.trial(number).attempt(attempt).exit(rank), dump(ended))
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
         self.trial(number, state, outcome=Failure(kind=kind, message=message), attempts=1)

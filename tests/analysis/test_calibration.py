@@ -9,7 +9,7 @@ from analysis.load import load_study
 from tests.analysis.conftest import StudyBuilder
 from tests.estimates import GIB, an_estimate, too_large
 from tests.examples import a_measurement
-from train_entry.contract import Failure, FailureKind, Fit, State
+from train_entry.contract import Failure, FailureKind, Fit, Goal, State
 
 OOM = Failure(kind=FailureKind.GPU_OOM, message="full")
 
@@ -90,6 +90,35 @@ def test_throughput_in_all_is_compared_where_that_is_the_objective(built: StudyB
     order = calibrate(load_study(built.directory)).order
     assert (order.fastest, order.place) == (1, 1)
     assert order.correlation == pytest.approx(1.0)
+
+
+def test_the_order_is_by_a_goal_that_is_the_better_the_less_it_is(built: StudyBuilder) -> None:
+    built.seeks(Goal(name="peak_bytes"))
+    built.estimated(0, an_estimate(peak_bytes=4 * GIB), peak_bytes=5 * GIB, tokens_per_s_per_gpu=9.0)
+    built.estimated(1, an_estimate(peak_bytes=3 * GIB), peak_bytes=2 * GIB, tokens_per_s_per_gpu=1.0)
+    order = calibrate(load_study(built.directory)).order
+    assert (order.goal.name, order.fastest, order.place) == ("peak_bytes", 1, 1)
+    assert order.correlation == pytest.approx(1.0)
+
+
+def test_a_loss_that_estimates_do_not_know_leaves_the_order_to_the_speed(built: StudyBuilder) -> None:
+    built.seeks(Goal(name="loss"))
+    for number, speed in enumerate((10.0, 20.0)):
+        built.estimated(number, an_estimate(tokens_per_s_per_gpu=speed), tokens_per_s_per_gpu=speed)
+    order = calibrate(load_study(built.directory)).order
+    assert (order.goal.name, order.timed, order.correlation) == ("tokens_per_s_per_gpu", 2, 1.0)
+
+
+def test_a_yardstick_has_no_place_in_the_order(built: StudyBuilder) -> None:
+    built.estimated(0, an_estimate(tokens_per_s_per_gpu=90.0), trial={"is_yardstick": True})
+    built.estimated(1, an_estimate(tokens_per_s_per_gpu=50.0))
+    calibration = calibrate(load_study(built.directory))
+    assert (len(calibration.pairs), calibration.order.fastest, calibration.order.place) == (2, 1, 1)
+
+
+def test_a_machine_that_has_become_slower_is_not_the_estimates_error(built: StudyBuilder) -> None:
+    built.estimated(0, an_estimate(step_s=0.3), step_s=0.375, trial={"drift": 0.8})
+    assert step_errors(calibrate(load_study(built.directory)).pairs) == pytest.approx([0.0])
 
 
 def test_the_gates_decisions_are_held_against_what_became_of_them(built: StudyBuilder) -> None:

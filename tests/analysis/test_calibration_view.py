@@ -61,7 +61,7 @@ def test_errors_are_summed_up_by_what_estimates_had_to_go_by(report: list[str]) 
 
 def test_the_lines_below_judge_the_order_and_the_gate(report: list[str]) -> None:
     # Of seven: said 100 to 95 and 10,000, seen 50 to 55 and 1: the exact opposite.
-    of = "of estimated and measured tokens/s, over 7 trials (1: the very same order)"
+    of = "of estimated and measured tokens/s/GPU, over 7 trials (1: the very same order)"
     assert report[-8:-1] == [
         f"order: rank correlation -1.00 {of}",
         "fastest: trial 0005, expected in place 8 of 8: not among the first 5",

@@ -6,13 +6,15 @@ import math
 import os
 import pty
 import re
+import select
 from typing import TYPE_CHECKING
 
 import pytest
 
 from analysis.__main__ import main
+from analysis.columns import UnknownColumn
 from analysis.load import load_study
-from analysis.table import MAX_ROWS, UnknownColumn, render, show, write_csv
+from analysis.table import MAX_ROWS, render, show, write_csv
 from tests.examples import a_plan
 from train_entry.contract import FailureKind, MemoryKind, State
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 CSV_HEADER = (
     "number,state,failure,origin,strategy,tokens_per_s,tokens_per_s_per_gpu,step_s,peak_bytes,loss,gpu_s,"
-    "micro_batch,overrides"
+    "rung,parent,yardstick,steps,ended,spared_steps,relative_error,drift,throttled,clock_mhz,temperature_c,"
+    "repeats,confirmed,time_to_tokens_s,cost,pareto,micro_batch,overrides"
 )
 
 
@@ -119,7 +122,7 @@ def test_gpu_time_is_in_hours_once_a_trial_took_one(built: StudyBuilder) -> None
     built.measured(0, gpu_s=1800.0)
     built.measured(1, gpu_s=5400.0)
     assert [row["GPU-h"] for row in cells(built)] == ["0.50", "1.50"]
-    assert "2 GPU-hours in total" in shown(built)
+    assert "GPU-hours: 2 spent" in shown(built)
 
 
 def test_a_timing_taken_beside_another_trial_is_marked(built: StudyBuilder) -> None:
@@ -137,7 +140,8 @@ def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: 
     built.measured(2, tokens=9000)
     text = shown(built)
     assert "loss at 8,000 tokens" in text
-    assert "trials: 2 measured, 1 rejected; 0.0111 GPU-hours in total" in text
+    assert "trials: 2 measured, 1 rejected" in text
+    assert "GPU-hours: 0.011 spent" in text
     assert "± is the distance between the quartiles" in text
 
 
@@ -185,7 +189,8 @@ def test_an_unreadable_trial_is_a_warning_below_the_table(built: StudyBuilder) -
 
 
 def test_a_study_without_trials_has_an_empty_table(built: StudyBuilder) -> None:
-    assert "trials: none yet; 0 GPU-hours in total" in shown(built)
+    assert "trials: none yet" in shown(built)
+    assert "GPU-hours: 0 spent" in shown(built)
     assert csv_rows(built) == []
 
 
@@ -205,7 +210,8 @@ def test_csv_has_exactly_the_columns_that_other_programs_rely_on(built: StudyBui
     assert path == built.directory.path / "table.csv"
     assert path.read_text().splitlines() == [
         CSV_HEADER,
-        "3,measured,,sampler,zero2,24690.0,12345.0,0.25,3221225472,5.5,20.0,4,strategy=zero2 micro_batch=4",
+        "3,measured,,sampler,zero2,24690.0,12345.0,0.25,3221225472,5.5,20.0,"
+        ",,,10,cap,0,,1.0,,,,,,,,,4,strategy=zero2 micro_batch=4",
     ]
 
 
@@ -266,11 +272,14 @@ def test_a_file_gets_lines_of_full_width_and_no_control_characters(built: StudyB
 
 def on_terminal(built: StudyBuilder) -> str:
     main_end, other_end = pty.openpty()
+    chunks: list[bytes] = []
     with os.fdopen(other_end, "w") as stream:
         show(load_study(built.directory), stream)
-        text = os.read(main_end, 65536).decode()
+        stream.flush()
+        while select.select([main_end], [], [], 0.2)[0]:  # a terminal hands over what it has, bit by bit
+            chunks.append(os.read(main_end, 65536))
     os.close(main_end)
-    return text
+    return b"".join(chunks).decode()
 
 
 @pytest.mark.parametrize("columns", ["30", "60", "80"])

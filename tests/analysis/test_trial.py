@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from analysis.load import TrialRow
+from analysis.row import Cards, TrialRow
 from analysis.trial import show_trial
 from tests.estimates import a_refused_trial, an_estimate, too_large
 from tests.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
-from train_entry.contract import Estimate, Fit, MemoryKind, StepSplit, Trial
+from train_entry.contract import Estimate, Fit, MemoryKind, Origin, StepSplit, TimingEnd, Trial
 
 
 def shown(**changes: Any) -> str:
@@ -142,3 +142,39 @@ def test_a_trial_that_was_not_launched_shows_its_estimate() -> None:
 
 def test_a_trial_without_an_estimate_expects_nothing() -> None:
     assert expected(measured_after(None)) == []
+
+
+# ---------------------------------------------------------------- a trial of a search
+
+
+def alone(row_changes: dict[str, Any] | None = None, **seen: Any) -> str:
+    """Of a trial that the loader has read."""
+    trial = a_measured_trial(outcome=a_measurement(ranks=(a_rank_measurement(),), **seen))
+    row = TrialRow(
+        number=1, state=trial.state, strategy="zero2", **{"origin": trial.origin, **(row_changes or {})}
+    )
+    stream = io.StringIO()
+    show_trial(trial, row, stream)
+    return stream.getvalue()
+
+
+def test_an_early_end_of_timing_says_why_and_what_it_spared() -> None:
+    text = alone(ended=TimingEnd.PRECISE, spared_steps=12, relative_error=0.0042)
+    assert "over 10 steps, known to 0.42%; as exactly as asked, 12 steps spared" in text
+    assert "slower than the best for certain, 9 steps spared" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
+    assert "quartiles 2.0% apart, over 10 steps\n" in alone()
+
+
+def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
+    cards = Cards(
+        throttled=("sw_power_cap",), clock_mhz=1410, max_clock_mhz=1980, temperature_c=87, power_w=640.4
+    )
+    text = alone({"cards": cards})
+    assert "cards           1,410 of 1,980 MHz, the slowest; up to 87 °C; 640 W in the mean" in text
+    assert "; slowed by sw_power_cap" in text
+    assert "cards" not in alone()
+
+
+def test_a_trial_of_the_ladder_says_so() -> None:
+    rung = {"origin": Origin.LADDER, "rung": "zero2 x4"}
+    assert alone(rung).startswith("trial 1, zero2: measured (ladder: zero2 x4)\n")

@@ -15,13 +15,14 @@ from sweeps.listing import Listing, list_plans
 from sweeps.machine import Gpu, Machine
 from sweeps.models import model_shape
 from sweeps.planner import Planner
-from train_entry.contract import Estimate, Fit, Plan
+from train_entry.contract import Estimate, Fit, Goal, Plan
 
 GIB = 2**30
 CPU = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
 H200 = Gpu(index=0, uuid="GPU-0", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0))
 TWO_H200 = Machine(device="cuda", nodes=1, ranks_per_node=2, gpus=(H200, H200), host_memory_bytes=500 * GIB)
 GATE = GateConfig()
+SPEED = Goal(name="tokens_per_s_per_gpu")
 
 
 def listed(
@@ -30,7 +31,7 @@ def listed(
     seed: int = 0,
     machine: Machine = CPU,
     estimate: Callable[[Plan], Estimate] | None = None,
-    objective: str = "tokens_per_s_per_gpu",
+    goal: Goal | None = None,
     basis: str = "",
 ) -> Listing:
     """What a dry run of this command line lists; estimates are real unless others are given."""
@@ -41,7 +42,7 @@ def listed(
     space = without_idle(request, planner.matters).space
     room = room_of(config.cluster, config.gate, machine)
     expect = estimate or Forecaster(model, hardware_for(machine), room, config.gate).estimate
-    return list_plans(space, planner.plan, planner.matters, seed, expect, objective, basis)
+    return list_plans(space, planner.plan, planner.matters, seed, expect, goal or SPEED, basis)
 
 
 def an_estimate(**changes: Any) -> Estimate:

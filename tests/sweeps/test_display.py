@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from typing import Any
@@ -19,9 +20,24 @@ from sweeps.display import (
 )
 from tests.estimates import a_refused_trial
 from tests.examples import a_measurement, a_study_record, a_trial
-from train_entry.contract import Failure, FailureKind, Measurement, MemoryKind, Phase, Reason, State, Trial
+from train_entry.contract import (
+    Failure,
+    FailureKind,
+    Goal,
+    Measurement,
+    MemoryKind,
+    Origin,
+    Phase,
+    Purpose,
+    Reason,
+    Repeat,
+    State,
+    StudyRecord,
+    Trial,
+)
 
 STUDY = a_study_record()
+SPEED = STUDY.goal
 NONE_YET = Progress(launched=0, elapsed_s=0.0)
 
 
@@ -43,11 +59,11 @@ def measured(number: int, speed: float, **changes: Any) -> Trial:
     return trial(number, State.MEASURED, outcome=seen(speed), **changes)
 
 
-def plain() -> tuple[PlainDisplay, io.StringIO]:
+def plain(study: StudyRecord = STUDY) -> tuple[PlainDisplay, io.StringIO]:
     """A started display, and what it writes from now on."""
     stream = io.StringIO()
     display = PlainDisplay(stream, now_s=lambda: 1000.0)
-    display.start(STUDY)
+    display.start(study)
     stream.truncate(0)
     stream.seek(0)
     return display, stream
@@ -89,6 +105,50 @@ def test_a_slower_trial_is_not_called_best() -> None:
     display, stream = plain()
     display.update([measured(1, 500.0), measured(2, 400.0)], NONE_YET)
     assert [line.endswith("(best)") for line in stream.getvalue().splitlines()] == [True, False]
+
+
+def test_a_study_of_times_calls_the_shortest_best_and_says_it() -> None:
+    goal = Goal(name="time_to_tokens", tokens=1e9)
+    display, stream = plain(a_study_record(objective=goal.name, goals=(goal,)))
+    display.update([measured(1, 500.0), measured(2, 400.0)], NONE_YET)
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("1.23 GiB, loss 3.456, 11.6 days (best)")  # 1e9 tokens at 2 x 500 a second
+    assert second.endswith("loss 3.456, 14.5 days")
+
+
+def test_a_trial_of_the_ladder_or_of_a_remedy_says_so() -> None:
+    display, stream = plain()
+    rung = trial(1, State.RUNNING, origin=Origin.LADDER, rung="zero2 x4")
+    remedy = trial(2, State.RUNNING, origin=Origin.REMEDY, parent=1)
+    alone = trial(3, State.RUNNING, origin=Origin.LADDER, rung="one GPU", is_yardstick=True)
+    display.update([rung, remedy, alone], NONE_YET)
+    said = [line.partition("zero2 micro_batch=4 ")[2] for line in stream.getvalue().splitlines()]
+    assert said == [
+        "(ladder: zero2 x4): running",
+        "(remedy of 0001): running",
+        "(yardstick): running",
+    ]
+    assert "zero2 micro_batch=4 (ladder: zero2 x4)" in frame([rung], NONE_YET)[1]
+
+
+def test_a_trial_that_is_stopped_says_what_that_spared() -> None:
+    display, stream = plain()
+    outcome = dataclasses.replace(seen(400.0), spared_steps=14)
+    display.update([measured(0, 500.0), trial(1, State.STOPPED, outcome=outcome)], NONE_YET)
+    line = stream.getvalue().splitlines()[1]
+    assert line.endswith("stopped 400 tokens/s/GPU, 1.23 GiB, loss 3.456: cannot win, 14 steps spared")
+
+
+def test_speeds_of_a_machine_that_has_become_slower_are_made_comparable() -> None:
+    slower = measured(2, 490.0, drift=0.97)  # 505 on the machine as it was
+    lines = frame([measured(1, 500.0), slower], NONE_YET)
+    assert lines[-1].endswith("best 0002: 505 tokens/s/GPU")
+
+
+def test_a_trial_that_is_measured_again_shows_how_far_it_has_come() -> None:
+    again = measured(1, 500.0, repeats=(Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1),))
+    running = {1: Reached(Phase.STEPS, 12, 30)}
+    assert "again steps 12/30" in frame([again], Progress(launched=1, elapsed_s=0.0, running=running))[1]
 
 
 def test_failures_and_rejections_say_why_without_control_characters() -> None:
@@ -230,9 +290,10 @@ def test_the_time_left_never_exceeds_the_limit_on_time() -> None:
 def test_only_a_finite_measured_trial_can_be_best() -> None:
     broken = trial(2, State.MEASURED, outcome=seen(900.0, loss=math.nan))
     suspect = trial(3, State.SUSPECT, outcome=seen(900.0))
-    trials = [measured(0, 5.0), measured(1, math.nan), broken, suspect, measured(4, 5.0)]
-    assert best_trial(trials, "tokens_per_s_per_gpu") is trials[0]
-    assert best_trial(trials[1:4], "tokens_per_s_per_gpu") is None
+    alone = measured(5, 900.0, is_yardstick=True)
+    trials = [measured(0, 5.0), measured(1, math.nan), broken, suspect, measured(4, 5.0), alone]
+    assert best_trial(trials, SPEED) is trials[0]
+    assert best_trial(trials[1:4], SPEED) is None
 
 
 def test_messages_stay_above_the_live_table_which_is_gone_at_the_end() -> None:

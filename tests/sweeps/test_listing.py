@@ -14,7 +14,7 @@ from sweeps.models import model_shape
 from sweeps.planner import Planned, Planner
 from tests.conftest import CommandLine
 from tests.sweeps.listings import CPU, GIB, TWO_H200, an_estimate, listed, too_large
-from train_entry.contract import Estimate, Fit, Scalar
+from train_entry.contract import Estimate, Fit, Goal, Scalar
 
 MIXED = ("strategy=ddp,zero3", "micro_batch=1,3", "zero.prefetch_bucket_size=1e7,5e7")
 BUCKET = "zero.reduce_bucket_size=tag(log,interval(5e7,1e9))"
@@ -81,21 +81,21 @@ def test_each_point_is_planned_once(composer: Composer) -> None:
         asked.append(tuple(point.items()))
         return planner.plan(point)
 
-    list_plans(request.space, plan, planner.matters, 0, lambda _: an_estimate(), "tokens_per_s")
+    list_plans(request.space, plan, planner.matters, 0, lambda _: an_estimate(), Goal(name="tokens_per_s"))
     assert len(asked) == len(set(asked)) == 6
 
 
 # ---------------------------------------------------------------- the best first
 
 
-def order(composer: Composer, estimates: Mapping[int, Estimate], objective: str) -> list[int]:
+def order(composer: Composer, estimates: Mapping[int, Estimate], goal: str) -> list[int]:
     sizes = f"micro_batch={','.join(map(str, estimates))}"
     found = listed(
         composer,
         "strategy=zero1",
         sizes,
         estimate=lambda plan: estimates[plan.micro_batch],
-        objective=objective,
+        goal=Goal(name=goal, tokens=1e9),
     )
     return [one.plan.micro_batch for one in found.legal]
 
@@ -118,6 +118,21 @@ def test_those_that_fit_are_ordered_by_the_objective(composer: Composer) -> None
     }
     assert order(composer, estimates, "tokens_per_s") == [1, 2, 4]
     assert order(composer, estimates, "tokens_per_s_per_gpu") == [2, 4, 1]
+
+
+def test_a_time_or_a_size_is_the_better_the_less_it_is(composer: Composer) -> None:
+    estimates = {
+        1: an_estimate(tokens_per_s=3000.0, peak_bytes=2 * GIB),
+        2: an_estimate(tokens_per_s=2000.0, peak_bytes=1 * GIB),
+        4: an_estimate(tokens_per_s=4000.0, peak_bytes=3 * GIB),
+    }
+    assert order(composer, estimates, "time_to_tokens") == [4, 1, 2]
+    assert order(composer, estimates, "peak_bytes") == [2, 1, 4]
+
+
+def test_a_loss_that_nobody_can_estimate_leaves_the_order_to_the_speed(composer: Composer) -> None:
+    estimates = {1: an_estimate(tokens_per_s_per_gpu=10.0), 2: an_estimate(tokens_per_s_per_gpu=30.0)}
+    assert order(composer, estimates, "loss") == [2, 1]
 
 
 def test_of_those_too_large_the_least_comes_first(composer: Composer) -> None:

@@ -16,7 +16,7 @@ from sweeps.listing_view import show_listing
 from sweeps.listing_words import GROUPS, basis, biggest, by_group, shortfall
 from sweeps.machine import Gpu, Machine
 from tests.sweeps.listings import CPU, GIB, TWO_H200, an_estimate, listed, too_large
-from train_entry.contract import Estimate, Fit, Plan
+from train_entry.contract import Estimate, Fit, Goal, Plan
 
 MIXED = ("strategy=ddp,zero3", "micro_batch=1,3", "zero.prefetch_bucket_size=1e7,5e7")
 ONE = ("strategy=zero1", "micro_batch=4")
@@ -60,9 +60,21 @@ def test_limits_that_differ_have_a_column(composer: Composer) -> None:
 
 
 def test_the_total_is_shown_where_it_is_the_objective(composer: Composer) -> None:
-    found = listed(composer, "micro_batch=4,8", estimate=lambda _: an_estimate(), objective="tokens_per_s")
+    found = listed(
+        composer, "micro_batch=4,8", estimate=lambda _: an_estimate(), goal=Goal(name="tokens_per_s")
+    )
     assert row(found)[4] == "4,000"
     assert not any("/GPU" in line for line in shown(found))
+
+
+def test_a_time_or_a_cost_has_a_column_before_the_speed(composer: Composer) -> None:
+    goal = Goal(name="time_to_tokens", tokens=4000.0 * 7200)
+    found = listed(composer, "micro_batch=4,8", estimate=lambda _: an_estimate(), goal=goal)
+    assert " ".join(row(found)[4:7]) == "2.00 h 2,000"
+    goal = Goal(name="cost", tokens=2000.0 * 7200, price_per_gpu_hour=3.0)
+    found = listed(composer, "micro_batch=4,8", estimate=lambda _: an_estimate(), goal=goal)
+    assert row(found)[4:6] == ["6.00", "2,000"]
+    assert "cost" in " ".join(shown(found)[:3]).split()
 
 
 def test_a_plan_that_is_too_large_says_by_how_much_and_when(composer: Composer) -> None:

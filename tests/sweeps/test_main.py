@@ -11,8 +11,8 @@ from sweeps.__main__ import main
 from sweeps.cluster.processes import is_alive, start_ticks
 from sweeps.cluster.supervisor import job_record
 from sweeps.ledger import Ledger, exclusive
-from tests.examples import a_measured_trial, a_study_record, a_trial
-from train_entry.contract import State, StudyDir, dump, write_atomic
+from tests.examples import a_measured_trial, a_measurement, a_study_record, a_trial
+from train_entry.contract import Goal, Standing, State, StudyDir, Winner, dump, write_atomic
 
 
 @pytest.fixture
@@ -32,7 +32,31 @@ def test_list_counts_states_and_names_the_best(study: StudyDir, capsys: pytest.C
     line = capsys.readouterr().out
     assert "1 measured, 2 failed" in line
     assert "trial 0001" in line
-    assert f"{best.outcome.tokens_per_s:,.0f} tokens_per_s" in line  # type: ignore[union-attr]
+    assert f"{best.outcome.tokens_per_s:,.0f} tokens/s, trial 0001" in line  # type: ignore[union-attr]
+
+
+def test_list_names_the_best_of_a_goal_that_is_the_better_the_less_it_is(
+    study: StudyDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = a_study_record(name="mine", objective="peak_bytes", goals=(Goal(name="peak_bytes"),))
+    write_atomic(study.record, dump(record))
+    ledger = Ledger(study)
+    ledger.put(a_measured_trial(number=1, outcome=a_measurement(peak_bytes=3 * 2**30)))
+    ledger.put(a_measured_trial(number=2, outcome=a_measurement(peak_bytes=2 * 2**30)))
+    ledger.put(a_measured_trial(number=3, outcome=a_measurement(peak_bytes=2**30), is_yardstick=True))
+    assert main(["list", str(study.path.parent)]) == 0
+    assert capsys.readouterr().out.endswith("; best 2.00 GiB, trial 0002\n")
+
+
+def test_list_names_the_confirmed_winner(study: StudyDir, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(study)
+    ledger.put(a_measured_trial(number=1, outcome=a_measurement(tokens_per_s=900.0)))
+    ledger.put(a_measured_trial(number=2, outcome=a_measurement(tokens_per_s=800.0)))
+    standing = Standing(trial=2, value=850.0, low=840.0, high=860.0, repeats=3)
+    winner = Winner(goal="tokens_per_s", trial=2, confidence=0.95, standings=(standing,))
+    write_atomic(study.winner, dump(winner))
+    assert main(["list", str(study.path.parent)]) == 0
+    assert capsys.readouterr().out.endswith("; best 850 tokens/s, trial 0002, confirmed\n")
 
 
 def test_an_unreadable_study_does_not_hide_the_others(

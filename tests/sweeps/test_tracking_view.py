@@ -20,6 +20,7 @@ from tests.sweeps.tracking_examples import (
     measured,
     study_record,
 )
+from train_entry.contract import Goal
 
 # Where it is
 
@@ -188,6 +189,22 @@ def test_the_table_is_sorted_by_the_throughput_that_is_the_objective() -> None:
     state = json.loads(json.loads(shared_view(study))["state"])
 
     assert state["orderByKey"] == state["columnOrder"][0] == "metrics.`tokens_per_s`"
+
+
+def test_a_goal_that_is_the_better_the_less_it_is_is_sorted_ascending() -> None:
+    goal = Goal(name="time_to_tokens", tokens=1e9)
+    study = dataclasses.replace(study_record("s"), objective=goal.name, goals=(goal, Goal(name="peak_bytes")))
+
+    state = json.loads(json.loads(shared_view(study))["state"])
+
+    assert state["columnOrder"][:5] == [
+        "metrics.`time_to_tokens_s`",
+        "metrics.`peak_gib`",
+        "metrics.`tokens_per_s_per_gpu`",
+        "metrics.`loss`",
+        "metrics.`step_s`",
+    ]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`time_to_tokens_s`", True)
 
 
 def test_a_model_that_is_divided_shows_its_degrees_and_what_they_cost() -> None:

@@ -17,7 +17,7 @@ from tests.examples import a_measured_trial, a_measurement, a_rank_measurement, 
 from tests.sweeps.fake_cluster import Script, crash, measured, oom
 from tests.sweeps.listings import too_large
 from tests.sweeps.loop_bench import Bench
-from train_entry.contract import Estimate, Failure, FailureKind, Fit, State, dump, write_atomic
+from train_entry.contract import Estimate, Failure, FailureKind, Fit, Goal, State, dump, write_atomic
 
 # The same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
@@ -90,6 +90,13 @@ def test_a_measured_configuration_has_its_rank_and_its_distance(
     assert said["strategy=zero1 micro_batch=1"] == "zero1 on 2 ranks, micro_batch=1, accumulation 8"
     assert said["answer"].startswith("measured as trial 0003: 150 tokens/s, ")
     assert said["rank"] == "2 of 3 measured: 25.0% below the best, trial 0002 (200 tokens/s)"
+
+
+def test_a_time_is_above_that_of_the_best(study: Callable[..., Bench], why: Why) -> None:
+    goal = Goal(name="time_to_tokens", tokens=360_000.0)
+    said = why(study(SPEEDS, *FOUR, objective=goal.name, goals=(goal,)), "strategy=zero1", "micro_batch=1")
+    assert said["answer"].startswith("measured as trial 0003: 40.0 min, ")
+    assert said["rank"] == "2 of 3 measured: 33.3% above the best, trial 0002 (30.0 min)"
 
 
 def test_the_best_is_named_so(study: Callable[..., Bench], why: Why) -> None:

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.examples import a_plan, a_trial_spec
+from tests.train_entry.conftest import Trained, start_ranks, tiny_plan, tiny_spec, write_attempt, zero_plan
+from train_entry.contract import (
+    AttemptDir,
+    MeasureSpec,
+    RankMeasurement,
+    StepMetrics,
+    TimingEnd,
+    read_lines,
+)
 from train_entry.engine import Held, Part
-from train_entry.measure import PartTime, distance, medians
+from train_entry.measure import PartTime, StepClock, Timings, distance, medians
+from train_entry.progress import Progress
+from train_entry.stopping import half_width_s
 
 
 def micro_step(scale: float, exchange_s: float = 0.0) -> list[PartTime]:
@@ -59,3 +73,124 @@ def test_the_distance_of_two_models_goes_over_all_parameters_once() -> None:
         Held(torch.full((1,), 12.0, dtype=torch.bfloat16), 4),  # this rank answers for a quarter of it
     ]
     assert distance(before, after, torch.device("cpu")) == pytest.approx(7)
+
+
+# ---------------------------------------------------------------- when timing ends
+
+FASTER_THAN_ANY_S = -1.0  # which no step beats, on however noisy a machine
+
+
+class Nothing:
+    """An engine that has nothing to do. See TrainEngine."""
+
+    def step(self, batches: Iterator[torch.Tensor], lap: Callable[[Part], None]) -> torch.Tensor:
+        for part in (Part.FETCH, Part.FORWARD, Part.BACKWARD, Part.UPDATE):
+            lap(part)
+        return torch.tensor(2.0)
+
+    def lr(self) -> float:
+        return 1e-3
+
+    def grad_norm(self) -> float | None:
+        return None
+
+    def held(self) -> list[Held]:
+        return []
+
+
+@pytest.fixture
+def timed(alone: None, tmp_path: Path) -> Callable[..., tuple[Timings, list[StepMetrics]]]:
+    """Time at most 10 steps of nothing, after one of warm-up, and take two apart."""
+
+    def run(**measure: Any) -> tuple[Timings, list[StepMetrics]]:
+        asked = MeasureSpec(**{"warmup_steps": 1, "steps": 10, "split_steps": 2, **measure})
+        out = AttemptDir(tmp_path)
+        out.metrics.unlink(missing_ok=True)
+        spec = a_trial_spec(plan=a_plan(ranks=1), measure=asked)
+        clock = StepClock(Nothing(), iter(()), spec, torch.device("cpu"), Progress(out, 0))
+        clock.first_step()
+        return clock.remaining_steps(), list(read_lines(out.metrics, StepMetrics))
+
+    return run
+
+
+Timed = Callable[..., tuple[Timings, list[StepMetrics]]]
+
+
+def test_without_a_reason_to_end_all_steps_are_timed(timed: Timed) -> None:
+    seen, steps = timed()
+    assert (seen.ended, len(seen.step_s), seen.health) == (TimingEnd.CAP, 10, None)
+    assert [step.timed for step in steps] == [False, *[True] * 10, False, False]
+    assert seen.half_width_s == half_width_s(seen.step_s, 0.95)
+
+
+def test_a_known_step_time_ends_timing_and_steps_are_still_taken_apart(timed: Timed) -> None:
+    seen, steps = timed(precision=1e6)
+    assert (seen.ended, len(seen.step_s)) == (TimingEnd.PRECISE, 4)
+    assert [step.timed for step in steps] == [False, *[True] * 4, False, False]
+    assert [step.step_s for step in steps if step.timed] == list(seen.step_s)
+    assert seen.split is not None
+
+
+def test_a_futile_trial_is_not_taken_apart(timed: Timed) -> None:
+    seen, steps = timed(beat_step_s=FASTER_THAN_ANY_S, min_steps=6, precision=0.0)
+    assert (seen.ended, len(seen.step_s), seen.split) == (TimingEnd.FUTILE, 6, None)
+    assert len(steps) == 7
+
+
+def test_an_orchestrator_that_asks_is_heard_at_the_next_look(timed: Timed, tmp_path: Path) -> None:
+    AttemptDir(tmp_path).stop.touch()
+    seen, _ = timed(min_steps=5, look_every=1)
+    assert (seen.ended, len(seen.step_s)) == (TimingEnd.ASKED, 5)
+
+
+def test_a_first_step_that_is_timed_counts(timed: Timed) -> None:
+    seen, steps = timed(warmup_steps=0, precision=1e6)
+    assert (len(seen.step_s), [step.timed for step in steps]) == (4, [True] * 4 + [False] * 2)
+
+
+@pytest.fixture(scope="module")
+def ended(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """Two ranks train five plans, each of which may end early for another reason."""
+    root = tmp_path_factory.mktemp("ended")
+    asked = MeasureSpec(warmup_steps=1, steps=10, split_steps=1)
+    precise = replace(asked, precision=1e6)
+    futile = replace(asked, beat_step_s=FASTER_THAN_ANY_S)
+    specs = {
+        "precise": tiny_spec(zero_plan(2), measure=precise),
+        "futile": tiny_spec(tiny_plan(), measure=futile),
+        "asked": tiny_spec(zero_plan(3), measure=asked),
+        "not asked": tiny_spec(zero_plan(3), measure=asked),
+        "staged": tiny_spec(zero_plan(1, pipeline=2), measure=precise),
+    }
+    attempts = {name: write_attempt(root / name, spec) for name, spec in specs.items()}
+    attempts["asked"].stop.touch()
+    job = start_ranks(AttemptDir(root), 2, "tests.train_entry.matrix", *map(str, (root / n for n in specs)))
+    yield Trained(job=job, attempts=attempts)
+    job.end()
+
+
+@pytest.mark.slow
+def test_real_ranks_end_together_and_for_the_same_reason(ended: Trained) -> None:
+    assert ended.job.wait() == [0, 0], ended.logs
+    seen = {name: [ended.outcome(name, rank) for rank in (0, 1)] for name in ended.attempts}
+    measured = {name: [r for r in ranks if isinstance(r, RankMeasurement)] for name, ranks in seen.items()}
+    assert {
+        name: [(rank.ended, len(rank.step_s), rank.split is None) for rank in ranks]
+        for name, ranks in measured.items()
+    } == {
+        "precise": [(TimingEnd.PRECISE, 4, False)] * 2,
+        "futile": [(TimingEnd.FUTILE, 4, True)] * 2,
+        "asked": [(TimingEnd.ASKED, 4, False)] * 2,
+        "not asked": [(TimingEnd.CAP, 10, False)] * 2,
+        "staged": [(TimingEnd.PRECISE, 4, False)] * 2,
+    }
+
+
+@pytest.mark.slow
+def test_what_stages_say_of_their_common_step_is_the_same(ended: Trained) -> None:
+    assert ended.job.wait() == [0, 0], ended.logs
+    first, last = (ended.outcome("staged", rank) for rank in (0, 1))
+    assert isinstance(first, RankMeasurement) and isinstance(last, RankMeasurement)
+    longest = [max(both) for both in zip(first.step_s, last.step_s, strict=True)]
+    assert first.step_s_half_width == last.step_s_half_width == pytest.approx(half_width_s(longest, 0.95))

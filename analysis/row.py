@@ -1,0 +1,203 @@
+"""One trial as a row: what is known of it, and the measurement that counts for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from train_entry.contract import (
+    Advice,
+    Engine,
+    Estimate,
+    Failure,
+    FailureKind,
+    Goal,
+    Measurement,
+    MemoryKind,
+    Origin,
+    Outcome,
+    Plan,
+    Precision,
+    Purpose,
+    Reason,
+    Scalar,
+    State,
+    TimingEnd,
+    Trial,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cards:
+    """How the cards of a trial were while steps were timed."""
+
+    throttled: tuple[str, ...]  # all reasons that slowed any of them, in NVML's words
+    clock_mhz: int  # of the slowest
+    max_clock_mhz: int  # of that one
+    temperature_c: int  # of the hottest
+    power_w: float  # mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRow:
+    """One trial with the measurement that counts for it: its own, or that of the trial it reuses."""
+
+    number: int
+    state: State
+    origin: Origin
+    strategy: str | None  # from the plan; of a rejected trial, what was asked, if that varied
+    rung: str | None = None  # its name on the ladder
+    parent: int | None = None
+    is_yardstick: bool = False  # on other ranks, for comparison: cannot win
+    ranks: int | None = None  # None: rejected
+    overrides: tuple[str, ...] = ()
+    values: Mapping[str, Scalar] = field(default_factory=dict)  # of the knobs that vary
+    estimate: Estimate | None = None  # of its own plan, made before the launch
+    failure: Failure | None = None
+    reasons: tuple[Reason, ...] = ()  # why rejected
+    advice: Advice | None = None  # after running out of memory
+    reused_from: int | None = None
+    gpu_s: float = 0.0
+    starts_late: bool = False  # its first update is too small, by DeepSpeed's doing: its losses lag
+    repeats: int = 0  # measured again in the confirmation
+    drift_repeats: int = 0  # measured again to see whether the machine has changed
+    shared: bool = False  # another trial ran on the same node while this was timed
+    drift: float = 1.0  # how fast the machine was then, over how fast it was at first
+    sought: tuple[
+        float | None, ...
+    ] = ()  # the study's goals, without drift; None unless finite, as is the loss
+    score: float | None = None  # of the first goal: larger is better
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    step_s: float | None = None
+    step_s_iqr: float | None = None
+    steps: int | None = None  # timed
+    ended: TimingEnd | None = None  # why no further step was timed
+    spared_steps: int = 0
+    relative_error: float | None = None
+    peak_bytes: int | None = None
+    memory_kind: MemoryKind | None = None
+    mfu: float | None = None
+    cards: Cards | None = None
+    is_slowed: bool = False  # by heat or by the power supply
+    loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
+    loss_tokens: int | None = None  # seen by the last of those steps
+
+    @property
+    def is_refused(self) -> bool:
+        return is_refused(self.state, self.failure)
+
+    @property
+    def objective(self) -> float | None:
+        """The first goal's value."""
+        return self.sought[0] if self.sought else None
+
+    @property
+    def name(self) -> str:
+        """`trial 0003 zero1`"""
+        return f"trial {self.number:04d} {self.strategy or ''}".rstrip()
+
+
+def is_refused(state: State, outcome: Outcome | None) -> bool:
+    """Not launched, since by its estimate it cannot fit."""
+    is_estimated = isinstance(outcome, Failure) and outcome.kind is FailureKind.INFEASIBLE
+    return is_estimated and state is State.INFEASIBLE
+
+
+def row_of(trial: Trial, source: Trial, goals: Sequence[Goal]) -> TrialRow:
+    """A trial, with the measurement of the trial that counts for it; the loss is not filled in yet."""
+    row = _without_measurement(trial)
+    seen = source.outcome
+    return _with_measurement(row, source, seen, goals) if isinstance(seen, Measurement) else row
+
+
+def came_from(row: TrialRow) -> str:
+    """Why there is such a trial: `ladder: zero2`, `remedy of 0003`, `prior`."""
+    if row.origin is Origin.LADDER:
+        return f"{row.origin}: {row.rung}" if row.rung else row.origin.value
+    return row.origin.value if row.parent is None else f"{row.origin} of {row.parent:04d}"
+
+
+def undrifted(goal: Goal, value: float | None, drift: float) -> float | None:
+    """What it would have been on the machine as it was at first."""
+    if value is None or not goal.is_speed:
+        return value
+    return value / drift if goal.is_maximized else value * drift
+
+
+def _without_measurement(trial: Trial) -> TrialRow:
+    asked = trial.values.get("strategy")
+    again = [repeat.purpose for repeat in trial.repeats if isinstance(repeat.outcome, Measurement)]
+    return TrialRow(
+        number=trial.number,
+        state=trial.state,
+        origin=trial.origin,
+        strategy=trial.plan.strategy if trial.plan else None if asked is None else str(asked),
+        rung=trial.rung,
+        parent=trial.parent,
+        is_yardstick=trial.is_yardstick,
+        ranks=trial.plan.ranks if trial.plan else None,
+        overrides=trial.overrides,
+        values=trial.values,
+        estimate=trial.estimate,
+        failure=trial.outcome if isinstance(trial.outcome, Failure) else None,
+        reasons=trial.reasons,
+        advice=trial.advice,
+        reused_from=trial.reused_from,
+        gpu_s=trial.gpu_s,
+        starts_late=trial.plan is not None and _starts_late(trial.plan),
+        repeats=again.count(Purpose.CONFIRM),
+        drift_repeats=again.count(Purpose.DRIFT),
+    )
+
+
+def _starts_late(plan: Plan) -> bool:
+    """Without ZeRO in bf16 DeepSpeed 0.19 takes an empty step first (initialize_optimizer_states)."""
+    is_bf16 = plan.precision is Precision.BF16
+    return plan.engine is Engine.DEEPSPEED and plan.zero.stage == 0 and is_bf16
+
+
+def _with_measurement(row: TrialRow, source: Trial, seen: Measurement, goals: Sequence[Goal]) -> TrialRow:
+    sought = tuple(undrifted(goal, _value(goal, seen), source.drift) for goal in goals)
+    return replace(
+        row,
+        shared=source.shared,
+        drift=source.drift,
+        sought=sought,
+        score=None if sought[0] is None else goals[0].score(sought[0]),
+        tokens_per_s=seen.tokens_per_s,
+        tokens_per_s_per_gpu=seen.tokens_per_s_per_gpu,
+        step_s=seen.step_s,
+        step_s_iqr=seen.step_s_iqr,
+        steps=seen.steps,
+        ended=seen.ended,
+        spared_steps=seen.spared_steps,
+        relative_error=seen.relative_error,
+        peak_bytes=seen.peak_bytes,
+        memory_kind=seen.memory_kind,
+        mfu=seen.mfu,
+        cards=_cards(seen),
+        is_slowed=seen.is_suspect,
+    )
+
+
+def _value(goal: Goal, seen: Measurement) -> float | None:
+    """None where training is broken, however fast it is, and of a goal that no measurement has."""
+    if not math.isfinite(seen.loss) or not isinstance(getattr(seen, goal.name, 0.0), (int, float)):
+        return None
+    return goal.value(seen)
+
+
+def _cards(seen: Measurement) -> Cards | None:
+    found = [rank.health for rank in seen.ranks if rank.health is not None]
+    if not found:
+        return None
+    slowest = min(found, key=lambda card: card.clock_mhz)
+    return Cards(
+        throttled=tuple(sorted({reason for card in found for reason in card.throttled})),
+        clock_mhz=slowest.clock_mhz,
+        max_clock_mhz=slowest.max_clock_mhz,
+        temperature_c=max(card.temperature_c for card in found),
+        power_w=sum(card.power_w for card in found) / len(found),
+    )

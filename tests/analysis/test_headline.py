@@ -1,0 +1,125 @@
+"""What a study came to. Gains and efficiencies are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.headline import headline
+from analysis.load import load_study
+from tests.examples import a_plan
+from train_entry.contract import Goal, Standing, State
+
+if TYPE_CHECKING:
+    from tests.analysis.conftest import StudyBuilder
+
+ONCE = " (each measured once, not confirmed)"
+
+
+def said(built: StudyBuilder) -> list[str]:
+    return headline(load_study(built.directory))
+
+
+def test_a_study_without_ladder_and_confirmation_has_none(built: StudyBuilder) -> None:
+    assert said(built) == []
+    built.measured(1)
+    assert said(built) == []
+
+
+def test_what_was_measured_once_is_said_to_be_unconfirmed(built: StudyBuilder) -> None:
+    built.rung(1, "ddp", 300.0)
+    built.rung(2, "zero1", 400.0)
+    built.measured(3, tokens_per_s_per_gpu=500.0)
+    assert said(built) == [f"best against the best rung: 1.25 times trial 0002 zero2{ONCE}"]
+
+
+def test_a_search_that_found_nothing_better_says_so(built: StudyBuilder) -> None:
+    built.rung(1, "ddp", 300.0)
+    built.measured(3, tokens_per_s_per_gpu=200.0)
+    assert said(built) == [
+        f"best against the best rung: none is better than that rung, trial 0001 zero2{ONCE}"
+    ]
+
+
+def test_a_shorter_time_is_a_gain(built: StudyBuilder) -> None:
+    built.seeks(Goal(name="time_to_tokens", tokens=1e9))
+    built.rung(1, "ddp", 400.0)
+    built.measured(3, tokens_per_s=1000.0)
+    assert said(built) == [f"best against the best rung: 1.25 times better than trial 0001 zero2{ONCE}"]
+
+
+def test_a_gain_is_free_of_the_machines_drift(built: StudyBuilder) -> None:
+    built.rung(1, "ddp", 400.0)
+    built.measured(3, tokens_per_s_per_gpu=400.0, trial={"drift": 0.8})
+    assert said(built)[0].startswith("best against the best rung: 1.25 times trial 0001")
+
+
+def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
+    built.rung(3, "zero1", 33_000.0)
+    built.measured(7, tokens_per_s_per_gpu=41_000.0)
+    standing = Standing(trial=7, value=41_230.0, low=41_100.0, high=41_360.0, repeats=3)
+    gains = {"rung": 3, "gain": 1.234, "gain_low": 1.21, "gain_high": 1.25}
+    built.confirmed((7, 41_230.0), standings=(standing,), noise=0.0031, **gains)
+    assert said(built) == [
+        "best against the best rung: 1.23 times trial 0003 zero2 (95%: 1.21 to 1.25)",
+        "confirmed: trial 0007 at 41,230 tokens/s/GPU (95%: 41,100 to 41,360; 3 repeats)",
+        "noise: one measurement in fresh processes varies by 0.31% (standard deviation)",
+    ]
+
+
+def test_intervals_of_times_are_in_hours_and_in_order(built: StudyBuilder) -> None:
+    built.seeks(Goal(name="time_to_tokens", tokens=1e9))
+    built.measured(7)
+    standing = Standing(trial=7, value=7200.0, low=7300.0, high=7100.0, repeats=1)
+    built.confirmed((7, 7200.0), standings=(standing,), goal="time_to_tokens")
+    assert said(built) == ["confirmed: trial 0007 at 2.00 h (95%: 1.97 h to 2.03 h; 1 repeat)"]
+
+
+def test_trials_that_cannot_be_told_apart_are_named(built: StudyBuilder) -> None:
+    for number in (4, 7, 9):
+        built.measured(number)
+    built.confirmed((4, 510.0), (7, 500.0), (9, 490.0), trial=7, tied=(4,))
+    line = "cannot be told apart from trial 0004: the one that needs less memory was preferred"
+    assert line in said(built)
+
+
+def test_a_winner_that_leads_alone_is_tied_with_none(built: StudyBuilder) -> None:
+    built.measured(4)
+    built.measured(7)
+    built.confirmed((7, 500.0), (4, 400.0))
+    assert not any("told apart" in line for line in said(built))
+
+
+def test_a_trial_that_is_ahead_and_was_never_repeated_is_named(built: StudyBuilder) -> None:
+    built.measured(7, tokens_per_s_per_gpu=500.0)
+    built.measured(8, tokens_per_s_per_gpu=600.0)
+    built.confirmed((7, 500.0))
+    assert said(built)[-1] == (
+        "not confirmed: trial 0008 zero2, which was ahead of trial 0007, each measured once"
+    )
+
+
+def test_a_winner_that_cannot_win_any_more_or_of_another_goal_is_none(built: StudyBuilder) -> None:
+    built.measured(7, state=State.SUSPECT)
+    built.confirmed((7, 500.0))
+    assert said(built) == []
+    built.measured(7)
+    built.confirmed((7, 500.0), goal="peak_bytes")
+    assert said(built) == []
+
+
+def test_a_winner_that_cannot_be_read_is_a_warning(built: StudyBuilder) -> None:
+    built.measured(7)
+    built.directory.winner.write_text("{")
+    (warning,) = load_study(built.directory).warnings
+    assert warning.startswith(f"{built.directory.winner}: ")
+
+
+def test_scaling_is_against_the_yardstick_of_fewest_ranks(built: StudyBuilder) -> None:
+    for number, ranks, speed in ((1, 1, 1000.0), (2, 1, 900.0), (3, 2, 5000.0)):
+        plan = a_plan(ranks=ranks)
+        built.measured(number, plan=plan, tokens_per_s_per_gpu=speed, trial={"is_yardstick": True})
+    built.measured(4, plan=a_plan(ranks=8), tokens_per_s_per_gpu=870.0)
+    assert said(built) == [
+        "scaling efficiency: 87.0%, the tokens/s/GPU of trial 0004 on 8 ranks over those of "
+        "trial 0001 zero2 on 1 rank"
+    ]

@@ -1,0 +1,80 @@
+"""What the machine did meanwhile, below the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.load import load_study
+from analysis.machine import machine_lines
+from tests.examples import a_measurement, a_rank_measurement
+from train_entry.contract import DeviceHealth, Purpose, Repeat, State
+
+if TYPE_CHECKING:
+    from tests.analysis.conftest import StudyBuilder
+
+LOOK = Repeat(attempt=2, purpose=Purpose.DRIFT, turn=0, outcome=a_measurement())
+
+
+def said(built: StudyBuilder, *, everything: bool = False) -> list[str]:
+    return machine_lines(load_study(built.directory), everything=everything)
+
+
+def hot(
+    built: StudyBuilder, number: int, *reasons: str, clock_mhz: int = 1500, temperature_c: int = 80
+) -> None:
+    cool = DeviceHealth(clock_mhz=1980, max_clock_mhz=1980, temperature_c=60, power_w=500.0, throttled=())
+    card = DeviceHealth(
+        clock_mhz=clock_mhz,
+        max_clock_mhz=1980,
+        temperature_c=temperature_c,
+        power_w=700.0,
+        throttled=reasons,
+    )
+    ranks = tuple(a_rank_measurement(rank=rank, health=health) for rank, health in enumerate((cool, card)))
+    built.measured(number, ranks=ranks)
+
+
+def test_a_steady_machine_with_cool_cards_is_not_spoken_of(built: StudyBuilder) -> None:
+    built.measured(1)
+    hot(built, 2)
+    assert said(built) == []
+
+
+def test_drift_that_lasts_says_since_when_and_how_it_was_seen(built: StudyBuilder) -> None:
+    built.measured(1, trial={"repeats": (LOOK,), "attempts": 2})
+    built.measured(2)
+    for number in (12, 13):
+        built.measured(number, trial={"drift": 0.969})
+    built.trial(14, State.RUNNING)
+    assert said(built) == [
+        "drift: the machine was 3.1% slower from trial 0012 on, by trial 0001 measured again; "
+        "ranking corrected"
+    ]
+
+
+def test_drift_that_passed_says_for_which_trials_and_in_what_range(built: StudyBuilder) -> None:
+    for number, drift in ((1, 1.0), (2, 0.99), (3, 1.02), (4, 1.0)):
+        built.measured(number, trial={"drift": drift})
+    assert said(built) == [
+        "drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003; ranking corrected"
+    ]
+    built.measured(3)
+    assert said(built) == ["drift: the machine was 1.0% slower for trial 0002; ranking corrected"]
+
+
+def test_cards_that_were_slowed_are_grouped_by_the_reason(built: StudyBuilder) -> None:
+    hot(built, 1, "sw_power_cap", clock_mhz=1700, temperature_c=71)
+    hot(built, 2, "sw_power_cap", clock_mhz=1600, temperature_c=69)
+    hot(built, 3, "hw_thermal_slowdown", "sw_power_cap", temperature_c=91)
+    assert said(built) == [
+        "cards slowed by sw_power_cap: trial 0001, 0002; down to 1,600 of 1,980 MHz, up to 71 °C",
+        "cards slowed by hw_thermal_slowdown and sw_power_cap: trial 0003; down to 1,500 of 1,980 MHz, "
+        "up to 91 °C",
+    ]
+
+
+def test_a_long_list_of_trials_is_cut_unless_everything_is_asked_for(built: StudyBuilder) -> None:
+    for number in range(10):
+        hot(built, number, "sw_power_cap")
+    assert "0006, 0007 and 2 more; down to" in said(built)[0]
+    assert "0008, 0009; down to" in said(built, everything=True)[0]

@@ -1,0 +1,238 @@
+"""Our search of a table: the true loop, ledger, sampler, estimates and gate; jobs and time are scripted."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sweeps.admission import Admission
+from sweeps.cluster.base import JobHandle
+from sweeps.config.schema import (
+    ClusterConfig,
+    ConfirmConfig,
+    GateConfig,
+    LimitsConfig,
+    MeasureConfig,
+    SearchConfig,
+    SweepConfig,
+)
+from sweeps.forecast import Forecaster, hardware_for
+from sweeps.gate import room_of
+from sweeps.ledger import Ledger
+from sweeps.limits import Limits, StopReason
+from sweeps.loop import StudyLoop
+from sweeps.search.director import make_director, rules_for
+from sweeps.study import Searcher
+from tests.benchmarks.search_rivals import RIVALS, Course, search
+from tests.sweeps.replay import Ended, Noise, ReplayCluster, TablePlanner
+from tests.sweeps.replay_tables import Table, TableRow
+from train_entry.contract import (
+    AttemptKind,
+    Goal,
+    State,
+    StudyDir,
+    StudyRecord,
+    TimingEnd,
+    Trial,
+    Winner,
+    read_document,
+)
+
+GOAL = Goal(name="tokens_per_s_per_gpu")
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ours:
+    """One way to run our search; the defaults are those of the product but for `improvement`.
+
+    A table is a space small enough to be measured wholly, unless the study asks for an improvement.
+    """
+
+    sampler: str = "tpe"
+    ladder: bool = True
+    prior: int = 5
+    dominance: bool = True
+    gate: bool = True
+    adaptive: bool = True  # else 20 timed steps a trial, whatever they show
+    confirm_best: int = 3
+    confirm_rounds: int = 3
+    improvement: float = 0.005
+    trials: int | None = None
+
+    def config(self, table: Table, seed: int) -> SweepConfig:
+        return SweepConfig(
+            cluster=ClusterConfig(memory_limit_gib=table.memory_limit_gib, limit_counts_context=False),
+            gate=GateConfig(enabled=self.gate),
+            search=SearchConfig(
+                sampler=self.sampler,
+                ladder=self.ladder,
+                prior=self.prior,
+                dominance=self.dominance,
+                single_gpu="never",  # tables have one number of ranks
+                seed=seed,
+            ),
+            measure=MeasureConfig() if self.adaptive else MeasureConfig(precision=0.0, futility=False),
+            confirm=ConfirmConfig(best=self.confirm_best, rounds=self.confirm_rounds),
+            limits=LimitsConfig(improvement=self.improvement, trials=self.trials),
+        )
+
+
+@dataclass
+class Silent:
+    """An observer that keeps messages only."""
+
+    messages: list[str] = field(default_factory=list)
+
+    def changed(self, trial: Trial) -> None: ...
+
+    def tick(self, running: dict[int, JobHandle]) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+@dataclass(kw_only=True)
+class Searched:
+    """What a study left."""
+
+    table: Table
+    cluster: ReplayCluster
+    trials: list[Trial]
+    winner: Winner | None
+    reason: StopReason
+    messages: list[str]
+
+    @property
+    def announced(self) -> TableRow | None:
+        """The winner; where nothing was confirmed, the best as measured."""
+        if self.winner is not None:
+            return self._row(self.winner.trial)
+        measured = [trial for trial in self.trials if trial.state is State.MEASURED]
+        return self._row(max(measured, key=_value).number) if measured else None
+
+    def _row(self, number: int) -> TableRow:
+        plan = next(trial.plan for trial in self.trials if trial.number == number)
+        assert plan is not None
+        return self.table.row_of(plan)
+
+    def course(self, method: str, seed: int) -> Course:
+        course = Course(table=self.table, method=method, seed=seed, announced=self.announced)
+        first: dict[int, float] = {}
+        again: dict[int, list[float]] = {}
+        for job in self.cluster.ended:
+            _note(job, first, again)
+            held = first | {number: statistics.fmean(values) for number, values in again.items()}
+            best = max(held, key=lambda number: held[number], default=None)
+            course.spent_gpu_s.append(course.total_gpu_s + job.gpu_s)
+            course.incumbents.append(None if best is None else self._row(best))
+            course.timed_steps += len(job.run.timed_s)
+            course.failures += job.run.row.failure is not None
+            course.trials += job.spec.kind is not AttemptKind.REPEAT
+        if course.incumbents:
+            course.incumbents[-1] = self.announced
+        return course
+
+
+def _value(trial: Trial) -> float:
+    return float(getattr(trial.outcome, GOAL.name))
+
+
+def _note(job: Ended, first: dict[int, float], again: dict[int, list[float]]) -> None:
+    """What a job says of its trial: repeats count, once there are any."""
+    value = job.run.value
+    if value is None or job.run.ended is TimingEnd.FUTILE:
+        return
+    if job.spec.kind is AttemptKind.REPEAT:
+        again.setdefault(job.spec.trial, []).append(value)
+    else:
+        first[job.spec.trial] = value
+
+
+def searched(
+    table: Table, seed: int, ours: Ours | None = None, noise: Noise | None = None, **cluster: int | bool
+) -> Searched:
+    """One study of the table, in a directory of its own that is deleted."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as parent:
+        return study_in(Path(parent), table, seed, ours or Ours(), noise or Noise(), **cluster)
+
+
+def study_in(
+    parent: Path, table: Table, seed: int, ours: Ours, noise: Noise, **changes: int | bool
+) -> Searched:
+    """What sweep.py does once a command line is understood."""
+    config = ours.config(table, seed)
+    cluster = ReplayCluster(table, seed=seed, noise=noise)
+    for name, value in changes.items():
+        setattr(cluster, name, value)
+    directory = StudyDir(parent / "study")
+    ledger, observer = Ledger(directory), Silent()
+    planner = TablePlanner(table, config.measure)
+    room = room_of(config.cluster, config.gate, table.machine)
+    forecaster = Forecaster(table.model, hardware_for(table.machine), room, config.gate)
+    gate = config.gate
+    admission = Admission(forecaster, gate.enabled, gate.borderline, config.search.dominance)
+    searcher = Searcher(table.space, config.search, 0, planner.matters)
+    rules = rules_for(config, GOAL, table.machine, table.space.size(planner.matters))
+    loop = StudyLoop(
+        study=record_of(table),
+        planner=planner,
+        searcher=searcher,
+        director=make_director(rules, table.space, planner, searcher, admission),
+        cluster=cluster,
+        ledger=ledger,
+        admission=admission,
+        limits=Limits(trials=config.limits.trials, hours=None, retries=1),
+        observer=observer,
+        confirm=config.confirm,
+        futility=config.measure.futility,
+        clock=cluster.clock,
+    )
+    reason = loop.run()
+    return Searched(
+        table=table,
+        cluster=cluster,
+        trials=ledger.trials,
+        winner=read_document(directory.winner, Winner),
+        reason=reason,
+        messages=observer.messages,
+    )
+
+
+def record_of(table: Table) -> StudyRecord:
+    return StudyRecord(
+        name=table.name,
+        created_at=0.0,
+        objective=GOAL.name,
+        asked={},
+        dimensions={dimension.key: dimension.text for dimension in table.space.dimensions},
+        limits={},
+        versions={},
+        model=table.model,
+        goals=(GOAL,),
+    )
+
+
+BEFORE = Ours(ladder=False, prior=0, dominance=False, adaptive=False, confirm_best=0, improvement=0.0)
+VARIANTS: dict[str, Ours] = {
+    "shardsweep": Ours(),
+    "  with the GP": Ours(sampler="gp"),
+    "  without the ladder": Ours(ladder=False),
+    "  without the prior": Ours(prior=0),
+    "  always 20 steps": Ours(adaptive=False),
+    "  unconfirmed": Ours(confirm_best=0),
+    "  sampler TPE alone, gated": dataclasses.replace(BEFORE, adaptive=True),
+}
+
+
+def course_of(method: str, table: Table, seed: int) -> Course:
+    """A search by any method, ours or a rival's. The same seed: the same course."""
+    random.seed(f"{method} {table.name} {seed}")  # for what draws from the module's own
+    if method in VARIANTS:
+        return searched(table, seed, VARIANTS[method]).course(method, seed)
+    assert method in RIVALS, method
+    return search(method, table, seed)
