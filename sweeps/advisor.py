@@ -9,8 +9,7 @@ import yaml
 
 from sweeps.config.fields import flatten
 from sweeps.config.validate import CONF
-from sweeps.plan import Rejection
-from sweeps.planner import Planned
+from sweeps.plan import Planned, Rejection
 from sweeps.remedies import Candidate, Changes, Expect, Grounds, PlanOf, advise, known
 from train_entry.contract import Advice, Plan, Scalar, Trial, TrialSpec
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sweeps.cautions import Caution, cautions
-from sweeps.plan import Rejection
-from sweeps.planner import Planned
+from sweeps.plan import Planned, Rejection
 from sweeps.space import Matters, Point, SearchSpace
 from train_entry.contract import Estimate, Fit, Goal, Plan, Reason, Scalar
 

@@ -13,8 +13,7 @@ from sweeps.advisor import advice_for
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.collect import attempt_gpu_seconds, collect
 from sweeps.limits import StopReason, failures_in_a_row
-from sweeps.plan import Rejection
-from sweeps.planner import Planned
+from sweeps.plan import Planned, Rejection
 from sweeps.repeating import Repeating, is_cancelled
 from sweeps.search.director import OUTSIDE, Pause, Suggestion
 from sweeps.space import Point

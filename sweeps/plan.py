@@ -50,6 +50,15 @@ class Rejection:
         return tuple(f"{reason.text} [{reason.rule}]" for reason in self.reasons)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A point, understood."""
+
+    plan: Plan | Rejection
+    fingerprint: str | None
+    overrides: tuple[str, ...]
+
+
 def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
     """The plan of a configuration on a machine, or all reasons why it has none."""
     ranks = config.ranks or default_ranks(machine)

@@ -6,14 +6,13 @@ import dataclasses
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from sweeps.config.compose import Composer
 from sweeps.config.fields import FIELDS, goal_names, value_at
 from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
-from sweeps.plan import Rejection, data_spec, fingerprint, resolve
+from sweeps.plan import Planned, Rejection, data_spec, fingerprint, resolve
 from sweeps.settings import Settings
 from sweeps.space import SearchSpace
 from train_entry.contract import (
@@ -48,15 +47,6 @@ STUDY_ONLY = (
     "limits.trials",
     "limits.hours",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A point, understood."""
-
-    plan: Plan | Rejection
-    fingerprint: str | None
-    overrides: tuple[str, ...]
 
 
 class Planner:

@@ -18,8 +18,8 @@ from sweeps.identity import comparable, under
 from sweeps.inputs import require_room
 from sweeps.ledger import Ledger
 from sweeps.listing_words import FIT_WORDS, basis, biggest, gib, limit_bytes
-from sweeps.plan import Rejection
-from sweeps.planner import Planned, Planner
+from sweeps.plan import Planned, Rejection
+from sweeps.planner import Planner
 from sweeps.search.standing import contenders
 from train_entry.contract import (
     Estimate,

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sweeps.plan import Rejection
-from sweeps.planner import Planned
+from sweeps.plan import Planned, Rejection
 from sweeps.space import Matters, Point, SearchSpace
 from train_entry.contract import Plan, Scalar
 

@@ -63,8 +63,9 @@ def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> li
     ranked = contenders(known, goal)
     if not ranked:
         return []
-    first = ranked[0][0]
-    chosen = [trial for value, trial in ranked[: config.best] if goal.gain(value, first) >= 1 - config.within]
+    first, leader = ranked[0]
+    near = 1 - max(config.within, 2 * _noise(leader))  # on a noisy machine the next may as well be better
+    chosen = [trial for value, trial in ranked[: config.best] if goal.gain(value, first) >= near]
     rung = best_rung(known, goal)
     if rung is not None and rung.number not in {trial.number for trial in chosen}:
         chosen.append(rung)
@@ -82,6 +83,12 @@ def next_repeat(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> t
         if waiting:
             return waiting[0], turn
     return None
+
+
+def _noise(trial: Trial) -> float:
+    """Of its own measurement, as a share; 0 where it does not say."""
+    seen = trial.outcome
+    return (seen.relative_error or 0.0) if isinstance(seen, Measurement) else 0.0
 
 
 def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:

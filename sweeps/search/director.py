@@ -9,8 +9,8 @@ from enum import Enum
 from sweeps.admission import Admission
 from sweeps.config.schema import SearchConfig, SweepConfig
 from sweeps.machine import Machine
-from sweeps.plan import default_ranks
-from sweeps.planner import Planned, Planner
+from sweeps.plan import Planned, default_ranks
+from sweeps.planner import Planner
 from sweeps.search.candidates import Candidate, Candidates
 from sweeps.search.ladder import Default, Ladder, Rung, make_ladder, single_gpu_rungs
 from sweeps.search.outlook import Outlook

@@ -65,7 +65,7 @@ def test_a_proposal_costs(sampler: str) -> None:
         assert proposal is not None
         value = float(number % 7)
         searcher.tell(
-            proposal, Lesson(point=proposal.point, value=value, legal=HOLDS, memory=HOLDS, trained=HOLDS)
+            proposal, Lesson(point=proposal.point, scores=(value,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
         )
     last = sorted(spent[-20:])
     print(f"\n{sampler}: {1e3 * last[10]:.1f} ms a proposal (median of the last 20 of {ASKS[sampler]})")

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.config.schema import LimitsConfig, MeasureConfig
 from sweeps.machine import Machine
-from sweeps.plan import Rejection
-from sweeps.planner import Planned, Planner
+from sweeps.plan import Planned, Rejection
+from sweeps.planner import Planner
 from sweeps.recovery import Clock
 from tests.sweeps.replay_tables import DEFAULTS, IMPORTS_S, Table, TableRow
 from train_entry.contract import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.limits import Limits, StopReason, active_seconds
+from sweeps.limits import Limits, Spent, StopReason, active_seconds
 from tests.examples import a_measured_trial
 
 
@@ -22,7 +22,8 @@ from tests.examples import a_measured_trial
 def test_a_study_ends_at_the_first_limit(
     trials: int | None, hours: float | None, launched: int, active_s: float, reason: StopReason | None
 ) -> None:
-    assert Limits(trials=trials, hours=hours, retries=0).reached(launched, active_s) is reason
+    spent = Spent(launched=launched, active_s=active_s, gpu_s=0.0)
+    assert Limits(trials=trials, hours=hours, retries=0).reached(spent) is reason
 
 
 @pytest.mark.parametrize(

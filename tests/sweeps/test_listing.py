@@ -11,7 +11,8 @@ from sweeps.config.compose import Composer
 from sweeps.config.grammar import read_request
 from sweeps.listing import list_plans
 from sweeps.models import model_shape
-from sweeps.planner import Planned, Planner
+from sweeps.plan import Planned
+from sweeps.planner import Planner
 from tests.conftest import CommandLine
 from tests.sweeps.listings import CPU, GIB, TWO_H200, an_estimate, listed, too_large
 from train_entry.contract import Estimate, Fit, Goal, Scalar

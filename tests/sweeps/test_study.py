@@ -40,11 +40,11 @@ def searcher(space: SearchSpace = FINITE, told: int = 0, **search: Any) -> Searc
 
 
 def good(point: Point, value: float = 100.0) -> Lesson:
-    return Lesson(point=point, value=value, legal=HOLDS, memory=HOLDS, trained=HOLDS)
+    return Lesson(point=point, scores=(value,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
 
 
 def too_large(point: Point) -> Lesson:
-    return Lesson(point=point, value=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
+    return Lesson(point=point, scores=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
 
 
 def ask(found: Searcher) -> Proposal:

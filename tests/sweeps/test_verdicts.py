@@ -9,10 +9,10 @@ import pytest
 from sweeps.space import Point
 from sweeps.verdicts import BROKEN, HOLDS, VERDICTS, Lesson, Verdict, lesson, state_of
 from tests.examples import a_measured_trial, a_measurement, a_trial
-from train_entry.contract import Failure, FailureKind, State
+from train_entry.contract import Failure, FailureKind, Goal, State
 
 POINT: Point = {"strategy": "zero2", "micro_batch": 4}
-OBJECTIVE = "tokens_per_s_per_gpu"
+GOALS = [Goal(name="tokens_per_s_per_gpu")]
 
 
 def failure(kind: FailureKind) -> Failure:
@@ -48,41 +48,41 @@ def test_a_measurement_closes_a_trial_as_measured() -> None:
 
 def test_a_measurement_teaches_its_objective() -> None:
     measured = a_measurement(tokens_per_s=2000.0, tokens_per_s_per_gpu=500.0)
-    expected = Lesson(point=POINT, value=500.0, legal=HOLDS, memory=HOLDS, trained=HOLDS)
-    assert lesson(a_measured_trial(outcome=measured), OBJECTIVE) == expected
-    total = lesson(a_measured_trial(outcome=measured), "tokens_per_s")
+    expected = Lesson(point=POINT, scores=(500.0,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
+    assert lesson(a_measured_trial(outcome=measured), GOALS) == expected
+    total = lesson(a_measured_trial(outcome=measured), [Goal(name="tokens_per_s")])
     assert total is not None
-    assert total.value == 2000.0
+    assert total.scores == (2000.0,)
 
 
 def test_a_value_that_is_no_number_counts_as_the_worst() -> None:
-    found = lesson(a_measured_trial(outcome=a_measurement(tokens_per_s_per_gpu=math.nan)), OBJECTIVE)
+    found = lesson(a_measured_trial(outcome=a_measurement(tokens_per_s_per_gpu=math.nan)), GOALS)
     assert found is not None
-    assert found.value is None
+    assert found.scores is None
 
 
 def test_a_rejection_breaks_the_legal_constraint() -> None:
     rejected = a_trial(state=State.REJECTED, plan=None)
-    expected = Lesson(point=POINT, value=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
-    assert lesson(rejected, OBJECTIVE) == expected
+    expected = Lesson(point=POINT, scores=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
+    assert lesson(rejected, GOALS) == expected
 
 
 @pytest.mark.parametrize("kind", [FailureKind.GPU_OOM, FailureKind.HOST_OOM, FailureKind.INFEASIBLE])
 def test_out_of_memory_breaks_the_memory_constraint(kind: FailureKind) -> None:
-    expected = Lesson(point=POINT, value=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
-    assert lesson(a_measured_trial(state=State.INFEASIBLE, outcome=failure(kind)), OBJECTIVE) == expected
+    expected = Lesson(point=POINT, scores=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
+    assert lesson(a_measured_trial(state=State.INFEASIBLE, outcome=failure(kind)), GOALS) == expected
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DIVERGED, FailureKind.TIMED_OUT])
 def test_what_never_trained_breaks_the_trained_constraint(kind: FailureKind) -> None:
-    expected = Lesson(point=POINT, value=None, legal=HOLDS, memory=HOLDS, trained=BROKEN)
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), OBJECTIVE) == expected
+    expected = Lesson(point=POINT, scores=None, legal=HOLDS, memory=HOLDS, trained=BROKEN)
+    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), GOALS) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if VERDICTS[kind] is not Verdict.LEARN])
 def test_what_says_nothing_of_the_plan_teaches_nothing(kind: FailureKind) -> None:
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), OBJECTIVE) is None
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=None), OBJECTIVE) is None
+    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), GOALS) is None
+    assert lesson(a_measured_trial(state=State.FAILED, outcome=None), GOALS) is None
 
 
 def test_a_kind_is_retried_only_where_it_tells_nothing_of_the_plan() -> None:
