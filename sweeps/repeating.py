@@ -17,6 +17,7 @@ from train_entry.contract import (
     AttemptKind,
     Failure,
     FailureKind,
+    Measurement,
     MeasureSpec,
     Origin,
     Outcome,
@@ -149,9 +150,9 @@ class Repeating(Recovery):
         ended = dataclasses.replace(last, outcome=outcome, ended_at=self.clock.now())
         self._record(number, repeats=(*before, ended), gpu_s=gpu_s)
         if last.purpose is Purpose.DRIFT:
-            self._correct_for_drift()
+            self._correct_for_drift(self.ledger[number])
 
-    def _correct_for_drift(self) -> None:
+    def _correct_for_drift(self, reference: Trial) -> None:
         changed = {
             number: drift
             for number, drift in drifts(self.ledger.trials, self.study.goal).items()
@@ -159,11 +160,12 @@ class Repeating(Recovery):
         }
         for number, drift in changed.items():
             self._record(number, drift=drift)
-        if changed:
-            latest = drifts(self.ledger.trials, self.study.goal)[max(changed)]
-            word = "slower" if latest < 1 else "faster"
+        first, latest = reference.outcome, reference.repeats[-1].outcome
+        if changed and isinstance(first, Measurement) and isinstance(latest, Measurement):
+            speed = first.step_s / latest.step_s
+            word = "slower" if speed < 1 else "faster"
             self.observer.message(
-                f"the machine is {abs(latest - 1):.1%} {word} than at first; the ranking is corrected for it"
+                f"the machine is {abs(speed - 1):.1%} {word} than at first; the ranking is corrected for it"
             )
 
     def _conclude(self) -> None:

@@ -51,7 +51,7 @@ class Ladder:
         A rung that cannot be the best, were its estimate wrong by as much as twice its error, is left out.
         """
         best: float | None = None
-        start = 0
+        start = 1
         for flight in self.flights:
             step = _climb(flight[_first(flight, start, trials, outlook) :], trials, goal)
             best, start = _so_far(flight, trials, goal, best, start)
@@ -77,7 +77,8 @@ class Ladder:
 
 def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outlook: Outlook) -> int:
     """Where to begin: where the flight before was best, past micro-batches that are known to be too small."""
-    start = min(start, len(flight) - 1)
+    sizes = (index for index, rung in enumerate(flight) if rung.candidate.plan.micro_batch >= start)
+    begin = next(sizes, len(flight) - 1)
     fitting = [value for rung in flight if (value := _expected_if_fits(rung, outlook)) is not None]
     best = max(fitting, key=outlook.score, default=None)
     hopeful = (
@@ -85,7 +86,7 @@ def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outl
         for index, rung in enumerate(flight)
         if rung.candidate.fingerprint in trials or outlook.may_beat(rung.candidate.plan, best)
     )
-    return max(start, next(hopeful, start))
+    return max(begin, next(hopeful, begin))
 
 
 def _expected_if_fits(rung: Rung, outlook: Outlook) -> float | None:
@@ -113,12 +114,12 @@ def _climb(flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal) -> R
 def _so_far(
     flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal, best: float | None, start: int
 ) -> tuple[float | None, int]:
-    """The best value up to and with a flight, and where the next begins: at the micro-batch it is of."""
-    for index, rung in enumerate(flight):
+    """The best value up to and with a flight, and the micro-batch it is of, at which the next begins."""
+    for rung in flight:
         trial = trials.get(rung.candidate.fingerprint)
         value = value_of(trial, goal) if trial else None
         if value is not None and (best is None or goal.score(value) > goal.score(best)):
-            best, start = value, index
+            best, start = value, rung.candidate.plan.micro_batch
     return best, start
 
 

@@ -4,7 +4,7 @@ A launch costs what it did on the recorded machine: imports, start-up, each step
 when a method's incumbent, the best by its own noisy numbers, was within 2% of the table's optimum for good,
 and `ended`: when it had ended by itself and announced a winner, confirmation included; rivals without an end
 have none. A search that ends more than 2% off is charged the whole grid on top. What estimates take for
-granted was read off the tables of a llama of 1.3 billion parameters; h200x2_half_cap24, where it is there, was
+granted was read off tables of a llama of 1.3 billion parameters; h200x2_half_cap24, where it is there, was
 recorded later, and no formula was made with it in view.
 
 SHARDSWEEP_SEEDS says how many seeds (100), SHARDSWEEP_METHODS which methods (all, separated by semicolons).

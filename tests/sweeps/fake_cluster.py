@@ -29,6 +29,9 @@ from train_entry.contract import (
     RankExit,
     RankOutcome,
     StepMetrics,
+    TimingEnd,
+    Trial,
+    TrialDir,
     TrialSpec,
     append_line,
     dump,
@@ -43,13 +46,31 @@ Script = Callable[[AttemptDir, TrialSpec], None]  # writes what the job leaves
 Found = TypeVar("Found")
 
 
-def measured(tokens_per_s: float, peak_bytes: int = 100) -> Script:
-    """Every rank measures, at so many tokens a second over all ranks."""
+def measured(tokens_per_s: float, peak_bytes: int = 100, watched: bool = False) -> Script:
+    """Every rank measures, at so many tokens a second over all ranks; watched: it may be ended early."""
+    return measured_as(lambda attempt, spec: tokens_per_s, peak_bytes, watched)
+
+
+def as_estimated(factor: float = 1.0) -> Script:
+    """As fast as was estimated, times a factor."""
+
+    def estimated(attempt: AttemptDir, spec: TrialSpec) -> float:
+        trial = read_document(TrialDir(attempt.path.parent).record, Trial)
+        assert trial is not None and trial.estimate is not None
+        return trial.estimate.tokens_per_s * factor
+
+    return measured_as(estimated)
+
+
+def measured_as(
+    speed: Callable[[AttemptDir, TrialSpec], float], peak_bytes: int = 100, watched: bool = False
+) -> Script:
     peak = MemoryPeak(allocated_bytes=peak_bytes, reserved_bytes=peak_bytes)
 
     def write(attempt: AttemptDir, spec: TrialSpec) -> None:
-        step_s = spec.plan.tokens_per_step / tokens_per_s
+        step_s = spec.plan.tokens_per_step / speed(attempt, spec)
         assert math.isfinite(step_s)
+        ended = _end_of_timing(attempt, spec, step_s) if watched else TimingEnd.CAP
         for step in range(1, spec.measure.steps + 1):
             tokens = step * spec.plan.tokens_per_step
             append_line(
@@ -57,9 +78,17 @@ def measured(tokens_per_s: float, peak_bytes: int = 100) -> Script:
                 StepMetrics(step=step, tokens=tokens, loss=5.0 / step, step_s=step_s, lr=1e-3, timed=True),
             )
         for rank in range(spec.plan.ranks):
-            _end(attempt, rank, a_rank_measurement(rank=rank, step_s=(step_s, step_s), steady=peak))
+            seen = a_rank_measurement(rank=rank, step_s=(step_s, step_s), steady=peak, ended=ended)
+            _end(attempt, rank, seen)
 
     return write
+
+
+def _end_of_timing(attempt: AttemptDir, spec: TrialSpec, step_s: float) -> TimingEnd:
+    if attempt.stop.exists():
+        return TimingEnd.ASKED
+    beat_s = spec.measure.beat_step_s
+    return TimingEnd.FUTILE if beat_s is not None and step_s > beat_s else TimingEnd.CAP
 
 
 def failing(kind: FailureKind) -> Script:

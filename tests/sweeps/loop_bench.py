@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import TrialState
+
 from sweeps.admission import Admission
 from sweeps.cluster.base import JobHandle
 from sweeps.config.compose import Composer
@@ -20,12 +22,13 @@ from sweeps.limits import Limits, StopReason
 from sweeps.loop import StudyLoop
 from sweeps.machine import Machine
 from sweeps.planner import Planner
+from sweeps.pruning import Pruning
 from sweeps.search.director import make_director, rules_for
 from sweeps.space import Point
 from sweeps.study import Searcher
 from tests.examples import a_study_record
 from tests.sweeps.fake_cluster import FakeClock, FakeCluster, Script, measured
-from train_entry.contract import ModelShape, State, StudyDir, StudyRecord, Trial
+from train_entry.contract import Goal, ModelShape, State, StudyDir, StudyRecord, Trial
 
 NO_LIMIT = Limits(trials=None, hours=None, retries=1)
 UNCONFIRMED = ConfirmConfig(best=0, drift_every=0)
@@ -71,6 +74,8 @@ class Bench:
     heard: Heard = field(default_factory=Heard)
     stop: bool = False
     settings: tuple[str, ...] = PLAIN
+    goals: tuple[Goal, ...] = ()  # none: tokens_per_s
+    searcher: Searcher | None = None  # of the latest start
 
     def start(self, *arguments: str, point: Point | None = None, **changes: Any) -> StopReason:
         """What sweep.py does, from the command line to the end of the loop."""
@@ -86,7 +91,9 @@ class Bench:
         admission = Admission(
             forecaster, config.gate.enabled, config.gate.borderline, config.search.dominance
         )
-        searcher = Searcher(request.space, config.search, len(ledger.trials), planner.matters)
+        goals = max(1, len(self.goals))
+        searcher = Searcher(request.space, config.search, len(ledger.trials), planner.matters, goals)
+        self.searcher = searcher
         points = request.space.size(planner.matters)
         rules = rules_for(config, self.record().goal, machine, points)
         loop = StudyLoop(
@@ -100,12 +107,21 @@ class Bench:
             observer=self.heard,
             interrupted=lambda: self.stop,
             clock=self.clock.clock(),
+            pruning=Pruning(searcher, self.record().goal) if config.search.pruner != "none" else None,
             **{"limits": NO_LIMIT, "confirm": UNCONFIRMED, **changes},
         )
         return loop.run(point)
 
+    @property
+    def told(self) -> list[list[float]]:
+        """The values that the latest start's sampler has heard of."""
+        assert self.searcher is not None
+        trials = self.searcher._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return [trial.values for trial in trials]
+
     def record(self) -> StudyRecord:
-        return a_study_record(name="mine", objective="tokens_per_s", dimensions={}, model=self.model)
+        record = a_study_record(name="mine", objective="tokens_per_s", dimensions={}, model=self.model)
+        return dataclasses.replace(record, goals=self.goals)
 
     def ledger(self) -> Ledger:
         return Ledger(self.directory)

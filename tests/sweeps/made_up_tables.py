@@ -25,6 +25,7 @@ from tests.sweeps.replay_tables import (
 )
 from train_entry.contract import DataSpec, FailureKind, ModelShape, Plan
 
+BUCKETS = (20_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000)
 STEPS_OF_A_JOB = 25  # 3 to warm up, 20 timed, 2 taken apart
 
 
@@ -51,9 +52,8 @@ def bordering_table(excess: float = 1.15, limit_gib: float = 40.0, seed: int = 0
 
 
 def _plans_at_the_border(plan: Plan) -> Iterator[Plan]:
-    buckets = (20_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000)
     for stage, micro_batch, checkpoint, bucket in itertools.product(
-        range(4), (1, 2, 4, 8, 16), (0, 1, 2, 4), buckets
+        range(4), (1, 2, 4, 8, 16), (0, 1, 2, 4), BUCKETS
     ):
         zero = dataclasses.replace(
             plan.zero, stage=stage, reduce_bucket_size=bucket, allgather_bucket_size=bucket
@@ -98,17 +98,33 @@ def twins() -> Table:
     return dataclasses.replace(table, name="twins", rows=without_constants(same))
 
 
-def evenly_long(count: int, seconds: float, longer: float) -> Table:
-    """Plans for one GPU whose jobs take as long, but for the first, which takes `longer` times that."""
-    table = recorded_table("h200x1_1b3_cap40", keep=lambda row: not row.is_oom)
-    rows = [
-        dataclasses.replace(
-            row,
+def evenly_long(seconds: float, longer: float) -> Table:
+    """32 plans for one GPU whose jobs take as long, but for the first, which takes `longer` times that."""
+    base = recorded_table("h200x1_1b3_cap40", keep=lambda row: not row.plan.offload.devices)
+    rows: list[TableRow] = []
+    for plan in _plans_at_the_border(dataclasses.replace(base.rows[0].plan, ranks=1, global_batch=16)):
+        is_kept = plan.zero.reduce_bucket_size == BUCKETS[-1] and plan.checkpoint_every < 2
+        if not is_kept or plan.micro_batch > 8:
+            continue
+        values, plan = knobs_of(plan)
+        row = dataclasses.replace(
+            base.rows[0],
+            values=values,
+            plan=plan,
+            fingerprint=fingerprint(plan, base.model, DataSpec(kind="synthetic")),
             step_s=1.0,
             spread=0.0,
             first_step_s=1.0,
-            startup_s=seconds * (longer if index == 0 else 1) - IMPORTS_S - STEPS_OF_A_JOB,
+            startup_s=seconds * (1 if rows else longer) - IMPORTS_S - STEPS_OF_A_JOB,
         )
-        for index, row in enumerate(table.rows[:count])
+        rows.append(row)
+    return Table(name="evenly long", model=base.model, rows=without_constants(rows), machine=h200s(8))
+
+
+def distorted(table: Table, seed: int, error: float = 0.1) -> Table:
+    """As on a machine on which our estimates are off by more: each row's step time by a factor of its own."""
+    draws = random.Random(seed)
+    rows = [
+        dataclasses.replace(row, step_s=row.step_s * draws.lognormvariate(0, error)) for row in table.rows
     ]
-    return dataclasses.replace(table, name="evenly long", rows=without_constants(rows), machine=h200s(8))
+    return dataclasses.replace(table, rows=tuple(rows))

@@ -63,7 +63,7 @@ class Noise:
         pace = row.step_s * math.exp(draws.gauss(0, self.process))
         while True:
             late = draws.expovariate(1 / self.hiccup) if draws.random() < self.hiccups else 0.0
-            yield pace * (1 + draws.gauss(0, row.spread)) * (1 + late)
+            yield pace * math.exp(draws.gauss(0, row.spread)) * (1 + late)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from sweeps.machine import Gpu, Machine
 from sweeps.plan import fingerprint
 from sweeps.space import Choices, Dimension, Point, SearchSpace
 from tests.benchmarks.recorded import GIB, H200, RECORDED, Row, load_table
-from train_entry.contract import DataSpec, FailureKind, ModelShape, Plan, Scalar, load
+from train_entry.contract import DataSpec, Engine, FailureKind, ModelShape, Plan, Scalar, load
 
 IMPORTS_S = 12.0  # of torch, DeepSpeed and transformers by a fresh process, files not in the page cache
 DEFAULTS: Point = {
@@ -104,10 +104,12 @@ class Table:
     def find(self, values: Mapping[str, Scalar]) -> TableRow | None:
         """The row of a configuration, whatever else it says of knobs that do not matter; None: none."""
         wanted = {**DEFAULTS, **values}
-        if "zero.stage" in values and wanted["engine"] == "deepspeed":
+        if "zero.stage" in values or values.get("engine") == "ddp":
             suffix = "_offload" if wanted["zero.offload_optimizer"] == "cpu" else ""
-            wanted["strategy"] = f"zero{values['zero.stage']}{suffix}"
-        if wanted["engine"] != "deepspeed" or wanted.get("ranks", self.rows[0].plan.ranks) != self.ranks:
+            wanted["strategy"] = (
+                "ddp" if wanted["engine"] == "ddp" else f"zero{values.get('zero.stage', 0)}{suffix}"
+            )
+        if wanted.get("ranks", self.ranks) != self.ranks:
             return None
         knobs = self._of_strategy(wanted.get("strategy"))
         point = {key: wanted[key] for key in knobs if key in wanted}
@@ -170,16 +172,21 @@ def recorded_tables() -> dict[str, Table]:
         ),
     ]
     if (RECORDED / "h200x2_half_cap24.jsonl").is_file():
-        found.append(recorded_table("h200x2_half_cap24"))
+        # Its strategies are not a product of stages and degrees.
+        found.append(recorded_table("h200x2_half_cap24", by_name=True, wall_has_imports=True))
     return {table.name: table for table in found}
 
 
-def recorded_table(name: str, keep: Any = lambda row: True) -> Table:
+def recorded_table(
+    name: str, keep: Any = lambda row: True, by_name: bool = False, wall_has_imports: bool = False
+) -> Table:
+    """`by_name`: degrees are part of the strategy, and no knobs of their own."""
     kept = [row for row in load_table(RECORDED / f"{name}.jsonl") if keep(row) and _is_telling(row)]
     first = kept[0]
     startup_s = statistics.median(_startup_s(row) for row in kept if not row.is_oom)
     draws = random.Random(name)
-    rows = _merged([_recorded_row(row, startup_s, draws) for row in kept])
+    failing_s = startup_s + (IMPORTS_S if wall_has_imports else 0.0)
+    rows = _merged([_recorded_row(row, by_name, startup_s, failing_s, draws) for row in kept])
     return Table(
         name=name,
         model=first.model,
@@ -213,8 +220,10 @@ def _startup_s(row: Row) -> float:
     return sum(seconds for phase, seconds in row.startup_s.items() if phase != "first")
 
 
-def _recorded_row(row: Row, startup_s: float, draws: random.Random) -> TableRow:
-    values, plan = knobs_of(row.plan)
+def _recorded_row(
+    row: Row, by_name: bool, startup_s: float, failing_s: float, draws: random.Random
+) -> TableRow:
+    values, plan = knobs_of(row.plan, by_name)
     steps_s = row.steps_s[1:]
     drawn = draws.uniform(*SPREADS)
     return TableRow(
@@ -225,7 +234,7 @@ def _recorded_row(row: Row, startup_s: float, draws: random.Random) -> TableRow:
         step_s=statistics.median(steps_s) if steps_s else 0.0,
         spread=_spread(steps_s) if len(steps_s) >= LEAST_STEPS else drawn,
         startup_s=startup_s if row.is_oom else _startup_s(row),
-        first_step_s=max(0.5, (row.wall_s or 0.0) - startup_s) if row.is_oom else row.steps_s[0],
+        first_step_s=max(0.5, (row.wall_s or 0.0) - failing_s) if row.is_oom else row.steps_s[0],
         static_bytes=row.static_bytes or 0,
         peak_bytes=row.peak_bytes or 0,
         reserved_bytes=row.reserved_bytes or row.peak_bytes or 0,
@@ -233,14 +242,14 @@ def _recorded_row(row: Row, startup_s: float, draws: random.Random) -> TableRow:
     )
 
 
-def knobs_of(plan: Plan) -> tuple[Point, Plan]:
+def knobs_of(plan: Plan, by_name: bool = False) -> tuple[Point, Plan]:
     """What of a plan may vary, and the plan without what does not matter for it."""
-    shards = plan.zero.stage > 0
+    shards = plan.engine is Engine.DEEPSPEED and plan.zero.stage > 0
     suffix = "_offload" if plan.offload.devices else ""
+    degrees: Point = {} if by_name else {"tensor": plan.tensor, "pipeline": plan.pipeline}
     values: Point = {
-        "strategy": f"zero{plan.zero.stage}{suffix}",
-        "tensor": plan.tensor,
-        "pipeline": plan.pipeline,
+        "strategy": plan.strategy if by_name else f"zero{plan.zero.stage}{suffix}",
+        **degrees,
         "micro_batch": plan.micro_batch,
         "activation_checkpointing": CHECKPOINTING.get(plan.checkpoint_every, str(plan.checkpoint_every)),
     }
@@ -258,7 +267,7 @@ def knobs_of(plan: Plan) -> tuple[Point, Plan]:
 def _spread(steps_s: Sequence[float]) -> float:
     """Of the middle half: a single slow step is a hiccup, which comes by itself."""
     lower, median, upper = statistics.quantiles(steps_s, n=4)
-    return min(0.05, max(0.001, (upper - lower) / 1.349 / median))
+    return max(0.001, (upper - lower) / 1.349 / median)
 
 
 def _merged(rows: Iterable[TableRow]) -> list[TableRow]:
@@ -273,15 +282,15 @@ def _merged(rows: Iterable[TableRow]) -> list[TableRow]:
 
 
 def without_constants(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """A knob that is the same wherever it matters is none."""
-    seen: dict[str, set[Scalar]] = {}
+    """A knob that is the same throughout each strategy is none."""
+    seen: dict[tuple[str, Scalar], set[Scalar]] = {}
     for row in rows:
         for key, value in row.values.items():
-            seen.setdefault(key, set()).add(value)
-    constant = {key for key, values in seen.items() if len(values) == 1}
+            seen.setdefault((key, row.values["strategy"]), set()).add(value)
+    varies = {key for (key, _), values in seen.items() if len(values) > 1}
+    varies |= {"strategy"} if len({row.values["strategy"] for row in rows}) > 1 else set()
     return tuple(
-        dataclasses.replace(row, values={k: v for k, v in row.values.items() if k not in constant})
-        for row in rows
+        dataclasses.replace(row, values={k: v for k, v in row.values.items() if k in varies}) for row in rows
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,8 @@ BUCKETS = SearchSpace(
         choices("overlap", True, False),
     )
 )
-SAMPLERS = ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.slow)]  # gp imports torch
-MODELS = ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow)]
+SAMPLERS = ["tpe", "random", "grid", "nsga2", pytest.param("gp", marks=pytest.mark.slow)]  # gp imports torch
+MODELS = ["tpe", "random", "nsga2", pytest.param("gp", marks=pytest.mark.slow)]
 
 
 def searcher(space: SearchSpace = FINITE, told: int = 0, **search: Any) -> Searcher:
@@ -306,3 +307,85 @@ def test_an_idle_knob_of_a_resumed_point_stays_on_record() -> None:
 def test_a_space_is_finite_where_an_interval_is_not_in_it() -> None:
     assert conditional().is_finite
     assert not conditional(CONDITIONAL_INTERVAL).is_finite
+
+
+# ---------------------------------------------------------------- of several proposals the best
+
+
+def test_of_several_proposals_the_one_of_most_merit_is_tried_and_the_others_stay_new() -> None:
+    found = searcher()
+    best: Point = {"strategy": "zero2", "micro_batch": 4}
+    proposal = found.ask(lambda point: float(point == best), among=9)
+    assert proposal is not None
+    assert proposal.point == best
+    others = [point for point in FINITE.points() if point != best]
+    assert all(found.is_new(point) for point in others)
+    assert not found.is_new(best)
+    found.tell(proposal, good(best))
+    assert {key(ask(found).point) for _ in range(8)} == {key(point) for point in others}
+    assert found.ask(lambda point: 1.0, among=9) is None
+
+
+def test_where_fewer_are_left_than_are_compared_the_best_of_them_is_tried() -> None:
+    found = searcher()
+    for point in list(FINITE.points())[:7]:
+        found.skip(point)
+    proposal = found.ask(lambda point: float(str(point["micro_batch"])), among=8)
+    assert proposal is not None
+    assert proposal.point == {"strategy": "zero2", "micro_batch": 4}
+
+
+# ---------------------------------------------------------------- several goals
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random", pytest.param("gp", marks=pytest.mark.slow)])
+def test_of_two_goals_a_bad_point_counts_as_the_worst_of_each(sampler: str) -> None:
+    found = Searcher(FINITE, SearchConfig(sampler=sampler, startup_trials=2), goals=2)
+    for scores in ((100.0, -9.0), (50.0, -3.0)):
+        proposal = ask(found)
+        lesson = Lesson(point=proposal.point, scores=scores, legal=HOLDS, memory=HOLDS, trained=HOLDS)
+        found.tell(proposal, lesson)
+    proposal = ask(found)
+    found.tell(proposal, too_large(proposal.point))
+    while proposal := found.ask():  # type: ignore[assignment]
+        found.tell(proposal, None)
+    assert [trial.values for trial in told(found)] == [[100.0, -9.0], [50.0, -3.0], [50.0, -9.0]]
+
+
+def test_of_two_goals_nothing_falls_behind() -> None:
+    found = Searcher(FINITE, SearchConfig(pruner="median", startup_trials=0), goals=2)
+    assert not found.falls_behind(ask(found), step=1, score=-1e9)
+
+
+# ---------------------------------------------------------------- pruners
+
+
+@pytest.mark.parametrize(("pruner", "expected"), [("median", True), ("percentile", True), ("none", False)])
+def test_a_pruner_compares_a_trial_with_others_at_the_same_step(pruner: str, expected: bool) -> None:
+    found = searcher(pruner=pruner, startup_trials=1)
+    for loss in (1.0, 2.0, 3.0):
+        proposal = ask(found)
+        assert not found.falls_behind(proposal, step=1, score=loss)
+        found.tell(proposal, good(proposal.point, loss))
+    assert found.falls_behind(ask(found), step=1, score=0.5) is expected
+    assert not found.falls_behind(Proposal(point={}, number=-1), step=1, score=0.5)
+
+
+@pytest.mark.parametrize("pruner", ["hyperband", "wilcoxon"])
+def test_every_pruner_takes_reports(pruner: str) -> None:
+    found = searcher(pruner=pruner)
+    first, second = ask(found), ask(found)
+    for step in range(1, 4):
+        assert not found.falls_behind(first, step, -1.0)
+    found.tell(first, good(first.point, -1.0))
+    assert isinstance(found.falls_behind(second, 1, -2.0), bool)
+
+
+def test_a_pruned_trial_is_known_by_its_steps_and_not_by_a_value() -> None:
+    found = searcher(pruner="median")
+    proposal = ask(found)
+    found.falls_behind(proposal, step=1, score=-9.0)
+    found.tell(proposal, dataclasses.replace(good(proposal.point, -9.0), is_pruned=True))
+    (trial,) = found._study.get_trials(deepcopy=False)
+    assert (trial.state, trial.intermediate_values) == (optuna.trial.TrialState.PRUNED, {1: -9.0})
+    assert not found.is_new(proposal.point)
