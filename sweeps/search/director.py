@@ -127,8 +127,7 @@ class Director:
             if self.searcher.is_new(point):
                 return Suggestion(proposal=self.searcher.resume(point), origin=Origin.LADDER, rung=rung.name)
         elif rung and any(not trial.state.is_closed for trial in trials):
-            # Others may use the slots that are free meanwhile, by what is expected of them.
-            return self._by_estimate(trials, known, best) or Pause.WAIT
+            return None  # others use the slots that are free meanwhile
         self._is_climbed = True
         return None
 
@@ -184,7 +183,7 @@ class Director:
         strategies = {trial.plan.strategy for trial in trials if trial.plan is not None}
         promising = [each for each in self._prior.promising(known, best) if self._is_new(each[1])]
         found = spread(promising, strategies)
-        if found is None or (found[0] <= self.rules.improvement and best is not None):
+        if found is None or (found[0] < self.rules.improvement and best is not None):
             return None
         return Suggestion(proposal=self.searcher.resume(found[1].point), origin=Origin.PRIOR)
 

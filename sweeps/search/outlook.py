@@ -12,7 +12,7 @@ from train_entry.contract import Estimate, Fit, Goal, Measurement, Plan, State, 
 # How far estimates of the step time are off before anything of the study is known, as a standard deviation of
 # their logarithm: docs/estimates_accuracy.md. As much as so many trials' errors counts the assumption.
 COLD_ERROR = {"cuda": 0.15, "cpu": 0.4}
-COLD_WEIGHT = 2.0
+COLD_WEIGHT = 0.5
 LATEST = 8  # trials whose errors count: estimates get better
 LEAST_ERROR = 0.01
 BYTES_ERROR = 0.02  # of peak memory

@@ -59,6 +59,7 @@ class Ours:
     dominance: bool = True
     gate: bool = True
     adaptive: bool = True  # else 20 timed steps a trial, whatever they show
+    precision: float = 0.005
     confirm_best: int = 3
     confirm_rounds: int = 3
     improvement: float = 0.005
@@ -76,7 +77,9 @@ class Ours:
                 single_gpu="never",  # tables have one number of ranks
                 seed=seed,
             ),
-            measure=MeasureConfig() if self.adaptive else MeasureConfig(precision=0.0, futility=False),
+            measure=MeasureConfig(precision=self.precision)
+            if self.adaptive
+            else MeasureConfig(precision=0.0, futility=False),
             confirm=ConfirmConfig(best=self.confirm_best, rounds=self.confirm_rounds),
             limits=LimitsConfig(improvement=self.improvement, trials=self.trials),
         )

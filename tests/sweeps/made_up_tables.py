@@ -99,12 +99,12 @@ def twins() -> Table:
 
 
 def evenly_long(seconds: float, longer: float) -> Table:
-    """32 plans for one GPU whose jobs take as long, but for the first, which takes `longer` times that."""
+    """24 plans for one GPU whose jobs take as long, but for the first, which takes `longer` times that."""
     base = recorded_table("h200x1_1b3_cap40", keep=lambda row: not row.plan.offload.devices)
     rows: list[TableRow] = []
     for plan in _plans_at_the_border(dataclasses.replace(base.rows[0].plan, ranks=1, global_batch=16)):
         is_kept = plan.zero.reduce_bucket_size == BUCKETS[-1] and plan.checkpoint_every < 2
-        if not is_kept or plan.micro_batch > 8:
+        if not is_kept or plan.micro_batch > 4:
             continue
         values, plan = knobs_of(plan)
         row = dataclasses.replace(

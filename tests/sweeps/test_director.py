@@ -165,9 +165,17 @@ def test_while_a_rung_runs_free_slots_go_to_what_promises_most() -> None:
     assert other.proposal.point["strategy"] != rung.proposal.point["strategy"]
 
 
-def test_without_a_prior_the_ladder_waits_for_its_rung() -> None:
+def test_without_a_prior_free_slots_go_to_the_sampler_and_the_ladder_goes_on_later() -> None:
     found = director({"prior": 0})
-    assert found.next([running(found.next([]), 1)]) is Pause.WAIT
+    rung = found.next([])
+    assert isinstance(rung, Suggestion)
+    other = found.next([running(rung, 1)])
+    assert isinstance(other, Suggestion)
+    assert other.origin is Origin.SAMPLER
+    trials = [tried(rung, 1, 1.0), tried(other, 2, 1.0)]
+    later = found.next(trials)
+    assert isinstance(later, Suggestion)
+    assert later.origin is Origin.LADDER
 
 
 def test_the_search_ends_when_nothing_left_may_improve_but_not_while_a_trial_runs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.search.outlook import BYTES_ERROR, COLD_ERROR, LATEST, LEAST_ERROR, Outlook
+from sweeps.search.outlook import BYTES_ERROR, COLD_ERROR, COLD_WEIGHT, LATEST, LEAST_ERROR, Outlook
 from tests.estimates import an_estimate
 from tests.examples import a_measured_trial, a_measurement, a_plan, a_trial
 from train_entry.contract import Fit, Goal, State, Trial
@@ -97,14 +97,14 @@ def test_the_error_shrinks_with_trials_that_were_as_estimated() -> None:
         errors.append(found.error)
     assert errors == sorted(errors, reverse=True)
     assert errors[0] == pytest.approx(0.15)
-    assert errors[-1] == pytest.approx(0.15 * math.sqrt(2 / (2 + LATEST)))
+    assert errors[-1] == pytest.approx(0.15 * math.sqrt(COLD_WEIGHT / (COLD_WEIGHT + LATEST)))
 
 
 def test_the_error_grows_with_trials_that_were_not_whichever_way() -> None:
     slower, faster = outlook(), outlook()
     slower.learn(trial_off_by(1.5))
     faster.learn(trial_off_by(1 / 1.5))
-    expected = math.sqrt((2 * 0.15**2 + math.log(1.5) ** 2) / 3)
+    expected = math.sqrt((COLD_WEIGHT * 0.15**2 + math.log(1.5) ** 2) / (COLD_WEIGHT + 1))
     assert slower.error == pytest.approx(expected)
     assert faster.error == pytest.approx(expected)
 
