@@ -19,6 +19,9 @@ QUICK = (
     "measure.warmup_steps=1",
     "measure.steps=3",
     "measure.split_steps=0",
+    "measure.futility=false",  # every trial is measured
+    "confirm.best=0",
+    "search.single_gpu=never",
 )  # a trial is then little more than its start-up
 
 

@@ -167,7 +167,7 @@ def test_failures_in_a_row_are_of_one_kind_and_of_this_start(
         ([measured(1), measured(2, 110.0, drift=1.2)], 1),
         ([measured(1), measured(2, 110.0, state=State.STOPPED)], 1),
         ([measured(1), measured(2, state=State.REUSED, attempts=0)], 0),
-        ([measured(1), measured(2, origin=Origin.USER), measured(3, 500.0, is_yardstick=True)], 0),
+        ([measured(1), measured(2, origin=Origin.USER), measured(3, 50.0, is_yardstick=True)], 0),
         ([failed(1), failed(2)], 2),
     ],
     ids=[

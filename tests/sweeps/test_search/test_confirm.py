@@ -184,6 +184,8 @@ def test_a_third_turn_counts_for_those_who_took_it() -> None:
     assert found is not None
     assert [(each.trial, each.repeats) for each in found.standings] == [(2, 3), (1, 3), (3, 2)]
     assert 3 not in found.tied
+    widths = {each.trial: math.log(each.high / each.low) for each in found.standings}
+    assert widths[1] == pytest.approx(widths[3] * math.sqrt(2 / 3))
 
 
 def test_a_plan_of_which_a_repeat_failed_cannot_win() -> None:
