@@ -16,7 +16,7 @@ from typing import Any
 
 import optuna
 
-from sweeps.space import Choices, Dimension, Point
+from sweeps.space import Choices, Dimension
 from tests.benchmarks.rivals import deepspeed_autotuning
 from tests.sweeps.replay import Noise, Run, run_of
 from tests.sweeps.replay_tables import IMPORTS_S, Table, TableRow
@@ -99,6 +99,7 @@ class Buyer:
 
 
 Search = Callable[[Table, Buyer], None]
+Others = tuple[int, int, int]  # checkpointing, tensor, pipeline
 
 
 def search(method: str, table: Table, seed: int) -> Course:
@@ -185,7 +186,7 @@ class Autotuning:
     table: Table
     buyer: Buyer
     fast: bool  # it ends with the micro-batches: its default
-    others: Point  # knobs that it does not know, as the user has set them
+    others: Others  # what it does not know, as the user has set it
     candidates: int = 3  # micro-batches that are tried between the least and the most that run
     patience: int = 5  # configurations without a better one that end a grid
     measured: dict[str, float | None] = field(default_factory=dict)
@@ -295,10 +296,9 @@ class Autotuning:
                 yield row
 
     def _fixed(self) -> Iterable[TableRow]:
-        """Rows with the user's other knobs."""
+        """Rows with what else the user has set."""
         for row in self.table.rows:
-            same = all(row.values.get(key) == value for key, value in self.others.items())
-            if same and not row.plan.offload.devices:
+            if others_of(row) == self.others and not row.plan.offload.devices:
                 yield row
 
 
@@ -306,22 +306,19 @@ def _with_micro_batch(row: TableRow, micro_batch: int) -> Plan:
     return dataclasses.replace(row.plan, micro_batch=micro_batch)
 
 
-UNKNOWN_TO_IT = ("activation_checkpointing", "tensor")
-
-
 def autotuning(fast: bool, told: bool) -> Search:
     """`told`: the user has set what it does not know as the optimum has it; else it runs for each setting."""
 
     def run(table: Table, buyer: Buyer) -> None:
-        keys = [key for key in UNKNOWN_TO_IT if key in table.keys]
-        settings = {tuple(row.values[key] for key in keys): None for row in table.rows}
-        if told:
-            settings = {tuple(table.best.values[key] for key in keys): None}
-        for values in settings:
-            others: Point = dict(zip(keys, values, strict=True))
+        settings = dict.fromkeys(others_of(row) for row in table.rows)
+        for others in [others_of(table.best)] if told else settings:
             Autotuning(table=table, buyer=buyer, fast=fast, others=others).run()
 
     return run
+
+
+def others_of(row: TableRow) -> Others:
+    return row.plan.checkpoint_every, row.plan.tensor, row.plan.pipeline
 
 
 def _optuna(name: str, seed: int) -> optuna.samplers.BaseSampler:
