@@ -236,7 +236,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     searcher = Searcher(space, config.search, len(ledger.trials), planner.matters, len(goals))
     gate = config.gate
     admission = Admission(session.forecaster, gate.enabled, gate.borderline, config.search.dominance)
-    rules = rules_for(config, goals[0], session.machine, points)
+    rules = rules_for(config, goals, session.machine, points)
     loop = StudyLoop(
         study=session.record,
         planner=planner,

@@ -92,22 +92,25 @@ def _noise(trial: Trial) -> float:
 
 
 def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:
-    """Who may still be the best after so many turns; nobody where that is but one."""
+    """Who may still be the best after so many turns; nobody where that is known.
+
+    Whoever is alone takes all turns: they are all that its interval has.
+    """
     table = turns_of(chosen, goal, turns)
     if table.count < turns:
         return []
     left = _tied(table, config)
-    return left if len(left) > 1 else []
+    return left if len(left) > 1 or len(chosen) == 1 else []
 
 
 def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winner | None:
     """Who has won, and by how much; None: too few repeats to say."""
     known = list(trials)
     chosen = _sound(to_confirm(known, goal, config))
-    full = turns_of(chosen, goal, 2)
-    if full.count < 2:
+    taken = [len(_values(trial, goal)) for trial in chosen]
+    if min(taken, default=0) < 2:
         return None
-    longest = max((len(_values(trial, goal)) for trial in chosen), default=0)
+    full, longest = turns_of(chosen, goal, min(taken)), max(taken)
     last = [trial for trial in chosen if len(_values(trial, goal)) == longest]
     table = turns_of(last, goal, longest) if len(last) > 1 else full
     tied = _tied(table, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -24,7 +24,7 @@ GROWTH = 40  # points planned at once while jobs run: a tenth of a second
 AMONG = 8  # proposals of the sampler, of which the one that promises most is tried
 LEARNING = ("tpe", "gp", "nsga2")  # samplers that begin with what is known; grid and random are yardsticks
 SINGLE_GPU = "1 GPU"
-DEFAULT_IMPROVEMENT = 0.005
+DEFAULT_IMPROVEMENT = 0.005  # as exactly as a trial is measured: measure.precision
 OUTSIDE = -1  # the number of a proposal that no sampler has made
 
 
@@ -55,6 +55,7 @@ class Rules:
     goal: Goal
     device: str  # cuda or cpu
     improvement: float  # expected of some plan left, as a share of the best; else the search ends. 0: never
+    is_screened: bool  # whether the sampler's proposals are chosen among by what is expected of the goal
     measures_all: bool  # a small space, of which every point is measured in the end
     ranks: int
 
@@ -194,8 +195,8 @@ class Director:
         if self._is_hopeless(trials, best):
             running = any(not trial.state.is_closed for trial in trials)
             return Pause.WAIT if running else Pause.NO_BETTER
-        screened = self._informed and self._outlook.knows and best is not None
-        merit = (lambda point: self._merit(point, best)) if screened else None
+        screened = self.rules.is_screened and self._informed and self._outlook.knows
+        merit = (lambda point: self._merit(point, best)) if screened and best is not None else None
         proposal = self.searcher.ask(merit, AMONG)
         if proposal is None:
             return Pause.EXHAUSTED
@@ -249,18 +250,21 @@ def make_director(
     )
 
 
-def rules_for(config: SweepConfig, goal: Goal, machine: Machine, points: int | None) -> Rules:
+def rules_for(config: SweepConfig, goals: Sequence[Goal], machine: Machine, points: int | None) -> Rules:
     """How a study of so many points (None: infinitely many) searches.
 
-    A space that the limits let one measure wholly is so measured, unless an improvement is asked for.
+    A space that the limits let one measure wholly is so measured, unless an improvement is asked for. With
+    several goals, a plan that is no better by the first may be better by another.
     """
     most, least = config.limits.trials, config.limits.improvement
+    several = len(goals) > 1
     measures_all = points is not None and (most is None or points <= most)
     return Rules(
         search=config.search,
-        goal=goal,
+        goal=goals[0],
         device=machine.device,
-        improvement=(0.0 if measures_all else DEFAULT_IMPROVEMENT) if least is None else least,
+        improvement=(0.0 if measures_all or several else DEFAULT_IMPROVEMENT) if least is None else least,
+        is_screened=not several,
         measures_all=measures_all,
         ranks=config.ranks or default_ranks(machine),
     )

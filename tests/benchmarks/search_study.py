@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import statistics
 import tempfile
@@ -180,7 +179,7 @@ def study_in(
     gate = config.gate
     admission = Admission(forecaster, gate.enabled, gate.borderline, config.search.dominance)
     searcher = Searcher(table.space, config.search, 0, planner.matters)
-    rules = rules_for(config, GOAL, table.machine, table.space.size(planner.matters))
+    rules = rules_for(config, (GOAL,), table.machine, table.space.size(planner.matters))
     loop = StudyLoop(
         study=record_of(table),
         planner=planner,
@@ -220,15 +219,25 @@ def record_of(table: Table) -> StudyRecord:
     )
 
 
-BEFORE = Ours(ladder=False, prior=0, dominance=False, adaptive=False, confirm_best=0, improvement=0.0)
+# No ladder, no prior, no end before 30 trials: proposals are the sampler's, if screened by estimates.
+BEFORE = Ours(
+    ladder=False,
+    prior=0,
+    dominance=False,
+    adaptive=False,
+    confirm_best=0,
+    improvement=0.0,
+    trials=30,
+)
 VARIANTS: dict[str, Ours] = {
     "shardsweep": Ours(),
     "  with the GP": Ours(sampler="gp"),
     "  without the ladder": Ours(ladder=False),
     "  without the prior": Ours(prior=0),
     "  always 20 steps": Ours(adaptive=False),
+    "  measure.precision=1%": Ours(precision=0.01),
     "  unconfirmed": Ours(confirm_best=0),
-    "  sampler TPE alone, gated": dataclasses.replace(BEFORE, adaptive=True),
+    "  sampler and gate alone": BEFORE,
 }
 
 

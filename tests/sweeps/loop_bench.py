@@ -95,7 +95,8 @@ class Bench:
         searcher = Searcher(request.space, config.search, len(ledger.trials), planner.matters, goals)
         self.searcher = searcher
         points = request.space.size(planner.matters)
-        rules = rules_for(config, self.record().goal, machine, points)
+        record = self.record()
+        rules = rules_for(config, record.goals or (record.goal,), machine, points)
         loop = StudyLoop(
             study=self.record(),
             admission=admission,

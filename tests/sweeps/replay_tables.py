@@ -298,15 +298,17 @@ def without_constants(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
 
 
 def exported_table(path: Path) -> Table:
-    """What `python -m analysis export-table` wrote of a study."""
+    """What `python -m analysis export-table` wrote of a study on H200s, all of it on as many ranks."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     header, raws = lines[0], lines[1:]
-    rows = tuple(_exported_rows(raws))
+    rows = tuple(_exported_rows([raw for raw in raws if not raw.get("yardstick")]))
+    limits = [raw["memory_limit_bytes"] for raw in raws if raw.get("memory_limit_bytes")]
     return Table(
         name=header["study"],
         model=load(ModelShape, json.dumps(header["model"])),
         machine=h200s(rows[0].plan.ranks),
         rows=rows,
+        memory_limit_gib=max(limits) / GIB if limits else None,
     )
 
 

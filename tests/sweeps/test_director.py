@@ -14,6 +14,7 @@ from sweeps.machine import Machine
 from sweeps.plan import Planned, Rejection
 from sweeps.search.director import (
     AMONG,
+    DEFAULT_IMPROVEMENT,
     OUTSIDE,
     Director,
     Pause,
@@ -80,6 +81,7 @@ def estimate(made: Plan) -> Estimate:
 def director(search: dict[str, Any] | None = None, **rules: Any) -> Director:
     config = SearchConfig(**{"startup_trials": 2, "single_gpu": "never", **(search or {})})
     known: dict[str, Any] = {"improvement": 0.0, "measures_all": True, "ranks": 2, "goal": TOKENS_PER_S}
+    known["is_screened"] = True
     return Director(
         rules=Rules(search=config, device="cuda", **{**known, **rules}),
         space=SPACE,
@@ -326,6 +328,16 @@ def test_a_space_that_the_limits_let_one_measure_wholly_is_so_measured(
     config = composer.compose()
     limits = dataclasses.replace(config.limits, trials=trials, improvement=improvement)
     config = dataclasses.replace(config, limits=limits, ranks=None)
-    rules = rules_for(config, TOKENS_PER_S, machine, points)
+    rules = rules_for(config, (TOKENS_PER_S,), machine, points)
     assert (rules.improvement, rules.measures_all) == expected
     assert rules.device == "cpu"
+
+
+def test_with_several_goals_nothing_is_given_up_for_the_sake_of_the_first(
+    composer: Composer, machine: Machine
+) -> None:
+    goals = (TOKENS_PER_S, Goal(name="peak_bytes"))
+    rules = rules_for(composer.compose(), goals, machine, None)
+    assert (rules.improvement, rules.is_screened) == (0.0, False)
+    alone = rules_for(composer.compose(), goals[:1], machine, None)
+    assert (alone.improvement, alone.is_screened) == (DEFAULT_IMPROVEMENT, True)

@@ -130,6 +130,17 @@ def test_no_third_turn_is_taken_where_two_have_decided() -> None:
     assert [turn for _, turn in taken] == [1, 1, 1, 2, 2, 2]
 
 
+def test_who_is_alone_takes_all_turns_and_each_narrows_its_interval() -> None:
+    values: dict[int, list[float | None]] = {1: [100.0, 101.0, 100.5]}
+    assert play([trial(1, 100.0)], values) == [(1, 1), (1, 2), (1, 3)]
+    two, three = (
+        conclude([trial(1, 100.0, [100.0, 101.0, 100.5][:turns])], GOAL, config()) for turns in (2, 3)
+    )
+    assert two is not None and three is not None
+    widths = [found.standings[0].high - found.standings[0].low for found in (two, three)]
+    assert widths[1] < widths[0] / 3
+
+
 def test_what_a_turn_has_in_common_does_not_count() -> None:
     """A machine that becomes a fifth slower leaves two percent between two plans as clear as before."""
     values: dict[int, list[float | None]] = {1: [100.0, 80.001], 2: [98.0, 78.4]}
