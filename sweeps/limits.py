@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,12 +72,19 @@ class Limits:
 
 
 def active_seconds(trials: Iterable[Trial], now: float) -> float:
-    """How long the study has had an open trial: time between its starts does not count."""
+    """How long the study has had an open trial, or one measured again: time between starts does not count."""
     total_s, until = 0.0, 0.0
-    for begin, end in sorted((trial.created_at, trial.closed_at or now) for trial in trials):
+    for begin, end in sorted(span for trial in trials for span in _spans(trial, now)):
         total_s += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total_s
+
+
+def _spans(trial: Trial, now: float) -> Iterator[tuple[float, float]]:
+    yield trial.created_at, trial.closed_at or now
+    for repeat in trial.repeats:
+        if repeat.started_at is not None:
+            yield repeat.started_at, repeat.ended_at or now
 
 
 def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:

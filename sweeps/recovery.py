@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -159,10 +160,12 @@ class Recovery:
             self._record(trial.number, check_attempt=None)
 
     def _resume_repeat(self, trial: Trial) -> None:
+        *before, last = trial.repeats
         if self._was_launched(trial):
-            self._attach(trial)
+            again = dataclasses.replace(last, started_at=self.clock.now())
+            self._attach(self._record(trial.number, repeats=(*before, again)))
         else:
-            self._record(trial.number, repeats=trial.repeats[:-1])
+            self._record(trial.number, repeats=tuple(before))
 
     def _attach(self, trial: Trial) -> None:
         attempt = self.ledger.attempt(trial.number)

@@ -134,7 +134,7 @@ class Repeating(Recovery):
         attempts = trial.attempts + 1
         if purpose is Purpose.CONFIRM:
             self.observer.message(f"confirming trial {trial.number:04d}, turn {turn}")
-        repeat = Repeat(attempt=attempts, purpose=purpose, turn=turn)
+        repeat = Repeat(attempt=attempts, purpose=purpose, turn=turn, started_at=self.clock.now())
         repeated = self._record(
             trial.number, attempts=attempts, slots=slots, repeats=(*trial.repeats, repeat)
         )

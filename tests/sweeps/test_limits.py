@@ -15,7 +15,7 @@ from sweeps.limits import (
     without_improvement,
 )
 from tests.examples import a_measured_trial, a_measurement, a_trial
-from train_entry.contract import Failure, FailureKind, Goal, Origin, State, Trial
+from train_entry.contract import Failure, FailureKind, Goal, Origin, Purpose, Repeat, State, Trial
 
 GOAL = Goal(name="tokens_per_s")
 
@@ -187,3 +187,12 @@ def test_less_is_an_improvement_where_the_goal_is_minimised() -> None:
         without_improvement([measured(1), measured(2, 110.0)], Goal(name="time_to_tokens", tokens=1e6)) == 0
     )
     assert without_improvement([measured(1), measured(2, 90.0)], Goal(name="time_to_tokens", tokens=1e6)) == 1
+
+
+def test_time_counts_while_a_closed_trial_is_measured_again() -> None:
+    repeats = (
+        Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1, started_at=25.0, ended_at=40.0),
+        Repeat(attempt=3, purpose=Purpose.CONFIRM, turn=2, started_at=90.0),
+    )
+    trial = a_measured_trial(created_at=10.0, closed_at=20.0, repeats=repeats)
+    assert active_seconds([trial], now=100.0) == 10.0 + 15.0 + 10.0

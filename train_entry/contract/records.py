@@ -68,6 +68,7 @@ class Repeat:
     purpose: Purpose
     turn: int  # of the confirmation, from 1; repeats of one turn follow each other at once. 0: drift
     outcome: Outcome | None = None  # None: it runs
+    started_at: float | None = None
     ended_at: float | None = None
 
 
