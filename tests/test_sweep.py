@@ -169,6 +169,7 @@ def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
         *("-m", "seq_len=512,128,64,32", "strategy=ddp", "micro_batch=2", "search=grid", "study=x"),
         *("data=text", f"data.path={text}", "limits.step_silence_s=4", "limits.startup_silence_s=60"),
         *(NO_MLFLOW, "model.layers=1", "measure.warmup_steps=1", "measure.steps=600"),
+        *("measure.precision=0", "measure.futility=false", "confirm.best=0"),
     )
     ended_s = [
         disturb(command_line, wait_for, 2, signal.SIGKILL),
