@@ -34,8 +34,8 @@ from analysis.ranking import best  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
 from sweeps.admission import Admission  # noqa: E402
-from sweeps.cluster.devices import detect, find_gpus  # noqa: E402
-from sweeps.cluster.local import LocalCluster  # noqa: E402
+from sweeps.cluster.choose import Place, find_place, open_cluster  # noqa: E402
+from sweeps.cluster.devices import find_gpus  # noqa: E402
 from sweeps.config.compose import (  # noqa: E402
     CONFIG_ERRORS,
     Composer,
@@ -60,7 +60,6 @@ from sweeps.listing_file import require_target, write_listing  # noqa: E402
 from sweeps.listing_view import show_listing  # noqa: E402
 from sweeps.listing_words import basis  # noqa: E402
 from sweeps.loop import StudyLoop  # noqa: E402
-from sweeps.machine import Machine  # noqa: E402
 from sweeps.models import model_shape  # noqa: E402
 from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
@@ -86,7 +85,7 @@ class Session:
 
     config: SweepConfig
     request: Request
-    machine: Machine
+    place: Place  # where trials run
     record: StudyRecord
     directory: StudyDir
     planner: Planner
@@ -136,7 +135,8 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
-    machine = detect(config.cluster, config.gate)
+    place = find_place(config)
+    machine = place.machine
     settings = Settings(request.composer, machine)
     request = without_idle(request, settings.matters)
     require_searchable(request.space, config.search)
@@ -158,7 +158,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     return Session(
         config=config,
         request=request,
-        machine=machine,
+        place=place,
         record=record,
         directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
         planner=planner,
@@ -181,7 +181,7 @@ def list_only(session: Session) -> int:
         config.search.seed,
         forecaster.estimate,
         session.record.objective,
-        basis(hardware_for(session.machine), forecaster.room, config.gate, forecaster.observations),
+        basis(hardware_for(session.place.machine), forecaster.room, config.gate, forecaster.observations),
     )
     if to is not None:
         write_listing(listing, to)
@@ -225,7 +225,7 @@ def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[st
 def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
     """Run the loop to its end, or to Ctrl-C."""
     config = session.config
-    parallel = config.cluster.parallel or config.cluster.nodes
+    parallel = config.cluster.parallel or session.place.machine.nodes
     limits = Limits(trials=config.limits.trials, hours=config.limits.hours, retries=config.limits.retries)
     planner, space = session.planner, session.request.space
     points = 0 if session.single is not None else space.size(planner.matters)
@@ -234,7 +234,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         study=session.record,
         planner=planner,
         searcher=Searcher(space, config.search, len(ledger.trials), planner.matters),
-        cluster=LocalCluster(session.machine, parallel),
+        cluster=open_cluster(session.place, parallel),
         ledger=ledger,
         admission=Admission(session.forecaster, config.gate.enabled, config.gate.borderline),
         limits=limits,

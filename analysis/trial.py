@@ -12,7 +12,7 @@ from rich.text import Text
 
 from analysis.load import TrialRow
 from analysis.text import advised, figure, signed
-from train_entry.contract import Failure, Fit, Measurement, MemoryKind, Plan, StepSplit, Trial
+from train_entry.contract import Failure, Fit, Measurement, MemoryKind, Plan, Spent, StepSplit, Trial
 
 GIB = 2**30
 MIB = 2**20
@@ -34,10 +34,17 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
             for name, text in _expected(trial, None):
                 console.print(Text(f"{name:<15} {text}"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
+    if trial.spent is not None and trial.spent.queue_s is not None:
+        console.print(Text(f"{'clock':<15} {_spent(trial.spent)}"))
     if trial.advice is not None:
         console.print(Text(f"next try {advised(trial.advice)}"))
         console.print(Text(f"that is: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
     console.print(Text(f"again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
+
+
+def _spent(spent: Spent) -> str:
+    parts = (("in the queue", spent.queue_s), ("start-up", spent.startup_s), ("running", spent.run_s))
+    return ", ".join(f"{seconds:.0f} s {where}" for where, seconds in parts if seconds is not None)
 
 
 def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tuple[str, str]]:

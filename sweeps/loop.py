@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from sweeps.advisor import advice_for
-from sweeps.cluster.base import JobHandle, JobState
-from sweeps.collect import attempt_gpu_seconds, collect
+from sweeps.cluster.base import JobHandle, JobState, share_a_node
+from sweeps.collect import attempt_gpu_seconds, attempt_spent, collect
 from sweeps.ds_config import ds_config_text
 from sweeps.limits import StopReason, active_seconds
 from sweeps.plan import Rejection
@@ -186,14 +186,15 @@ class StudyLoop(Recovery):
 
     def _launch(self, trial: Trial, slots: tuple[str, ...]) -> None:
         kind = AttemptKind.FIRST if trial.attempts == 0 else AttemptKind.RETRY
-        for other in self._running:
+        beside = [other for other, job in self._running.items() if share_a_node(job.slots, slots)]
+        for other in beside:
             self._record(other, shared=True)
         trial = self._record(
             trial.number,
             state=State.RUNNING,
             attempts=trial.attempts + 1,
             slots=slots,
-            shared=bool(self._running) or self.cluster.has_neighbours(slots),
+            shared=bool(beside) or self.cluster.has_neighbours(slots),
         )
         self._submit(trial, kind, slots)
         self._unproductive, self._waiting_told = 0, False
@@ -237,6 +238,7 @@ class StudyLoop(Recovery):
         outcome = collect(handle.attempt, spec)
         if cancelled and isinstance(outcome, Failure):
             outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
+        self.ledger.change(number, spent=attempt_spent(handle.attempt, spec.plan.ranks))
         if self.cluster.has_neighbours(handle.slots):  # they may have come while it ran
             self._record(number, shared=True)
         gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sweeps.config.cluster import ClusterConfig as ClusterConfig
+from sweeps.config.knob import knob as knob
+
 STUDY_KEYS = (
     "study",
     "model",
@@ -32,35 +35,6 @@ STUDY_KEYS = (
     "space",
     "experiment",
 )  # fixed within a study: what makes its trials comparable, and how it is run. Never a dimension.
-
-
-def knob(
-    default: Any,
-    help: str,
-    *,
-    unit: str = "",
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    integral: bool = False,
-    grid: str = "",
-) -> Any:
-    """A key with its meaning and limits. `grid`: sampled values snap to `pow2` or to two `digits`."""
-    metadata = {
-        "help": help,
-        "unit": unit,
-        "low": low,
-        "above": above,
-        "high": high,
-        "choices": choices,
-        "integral": integral,
-        "grid": grid,
-    }
-    if isinstance(default, (list, dict)) or callable(default):
-        factory = default if callable(default) else lambda: type(default)(default)
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -241,23 +215,6 @@ class LrConfig:
 
 
 @dataclass
-class ClusterConfig:
-    kind: str = knob("local", "where trials run", choices=("local",))
-    device: str = knob("auto", "auto: GPUs where there are any", choices=("auto", "cpu", "cuda"))
-    nodes: int = knob(1, "machines", low=1, high=1)
-    gpus_per_node: int | None = knob(None, "ranks a node holds; null: all GPUs, or all cores on CPU", low=1)
-    parallel: int | None = knob(None, "most trials at once; null: one a node", low=1)
-    on_interrupt: str = knob("cancel", "Ctrl-C: running trials", choices=("cancel", "leave"))
-    nvme_path: str | None = knob(None, "a directory on a fast local disk, for offload to NVMe")
-    memory_limit_gib: float | None = knob(
-        None, "memory of a GPU that a rank may use; null: all of it", unit="GiB", above=0
-    )
-    limit_counts_context: bool = knob(
-        True, "memory_limit_gib includes CUDA's context, as a smaller card's would"
-    )
-
-
-@dataclass
 class GateConfig:
     enabled: bool = knob(True, "launch no plan that cannot fit, by the estimate of its memory")
     quantile: float = knob(
@@ -304,7 +261,12 @@ class LimitsConfig:
         None, "no launch after this time; counted over all starts", unit="hours", above=0
     )
     retries: int = knob(1, "new attempts of a trial that was lost for no fault of its own", low=0)
-    attempt_s: float = knob(1800, "time limit of an attempt", unit="seconds", above=0)
+    attempt_s: float = knob(
+        1800, "time limit of an attempt, counted from the end of its start-up", unit="seconds", above=0
+    )
+    startup_s: float = knob(
+        1800, "time limit of its start-up, compiling operators included", unit="seconds", above=0
+    )
     startup_silence_s: float = knob(
         900, "hung: no progress for this long before the first step", unit="seconds", above=0
     )

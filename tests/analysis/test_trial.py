@@ -9,7 +9,7 @@ from analysis.load import TrialRow
 from analysis.trial import show_trial
 from tests.estimates import a_refused_trial, an_estimate, too_large
 from tests.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
-from train_entry.contract import Estimate, Fit, MemoryKind, StepSplit, Trial
+from train_entry.contract import Estimate, Fit, MemoryKind, Spent, StepSplit, Trial
 
 
 def shown(**changes: Any) -> str:
@@ -142,3 +142,12 @@ def test_a_trial_that_was_not_launched_shows_its_estimate() -> None:
 
 def test_a_trial_without_an_estimate_expects_nothing() -> None:
     assert expected(measured_after(None)) == []
+
+
+def test_a_trial_of_a_scheduler_says_where_its_time_went() -> None:
+    seen = a_measurement(ranks=(a_rank_measurement(),))
+    trial = a_measured_trial(outcome=seen, spent=Spent(queue_s=61.0, startup_s=32.0, run_s=18.0))
+    row = TrialRow(number=1, state=trial.state, origin=trial.origin, strategy="zero2")
+    stream = io.StringIO()
+    show_trial(trial, row, stream)
+    assert "clock           61 s in the queue, 32 s start-up, 18 s running" in stream.getvalue()
