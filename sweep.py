@@ -34,7 +34,7 @@ from analysis.ranking import best  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
 from sweeps.admission import Admission  # noqa: E402
-from sweeps.cluster.choose import Place, find_place, open_cluster  # noqa: E402
+from sweeps.cluster.choose import Place, close_cluster, find_place, open_cluster  # noqa: E402
 from sweeps.cluster.devices import find_gpus  # noqa: E402
 from sweeps.config.compose import (  # noqa: E402
     CONFIG_ERRORS,
@@ -230,11 +230,12 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     planner, space = session.planner, session.request.space
     points = 0 if session.single is not None else space.size(planner.matters)
     observer = StudyObserver(ledger, limits, display, tracker, parallel, points)
+    cluster = open_cluster(session.place, parallel, session.directory)
     loop = StudyLoop(
         study=session.record,
         planner=planner,
         searcher=Searcher(space, config.search, len(ledger.trials), planner.matters),
-        cluster=open_cluster(session.place, parallel),
+        cluster=cluster,
         ledger=ledger,
         admission=Admission(session.forecaster, config.gate.enabled, config.gate.borderline),
         limits=limits,
@@ -248,6 +249,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         return loop.run(session.single)
     finally:
         display.stop()
+        close_cluster(cluster)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
 
 

@@ -245,7 +245,7 @@ class StudyLoop(Recovery):
         if spec.kind is AttemptKind.CHECK:
             self._finish_check(number, outcome, gpu_s)
         elif self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not _is_nobodys_fault(outcome))
             self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
             self.admission.learn(dataclasses.replace(self.ledger[number], outcome=outcome))
@@ -264,7 +264,7 @@ class StudyLoop(Recovery):
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
         if _is_cancelled(outcome) or self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not _is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not _is_nobodys_fault(outcome))
             self._record(number, check_attempt=None, gpu_s=gpu_s, lost=lost)
         else:
             self._record(number, check=outcome, gpu_s=gpu_s)
@@ -276,7 +276,7 @@ class StudyLoop(Recovery):
             return False
         if _is_cancelled(outcome):  # by us, on Ctrl-C; or by hand while we were away
             return not self.interrupted()
-        return self.ledger[number].lost < self.limits.retries
+        return _is_nobodys_fault(outcome) or self.ledger[number].lost < self.limits.retries
 
     def _close(self, number: int, **changes: object) -> None:
         self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
@@ -293,3 +293,8 @@ class StudyLoop(Recovery):
 
 def _is_cancelled(outcome: Outcome) -> bool:
     return isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED
+
+
+def _is_nobodys_fault(outcome: Outcome) -> bool:
+    """Whether a lost attempt uses up no retry: its nodes were taken back, as often as others want them."""
+    return isinstance(outcome, Failure) and outcome.kind in (FailureKind.CANCELLED, FailureKind.PREEMPTED)

@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster import hostfile, local, slurm
+from sweeps.cluster import held, hostfile, local, slurm
 from sweeps.cluster.base import Cluster
 from sweeps.cluster.devices import as_wanted, detect
+from sweeps.cluster.held_request import hold_layout, hold_minutes, require_holdable
 from sweeps.cluster.host_check import find_hosts, find_machine
 from sweeps.cluster.probe import Probe, ask_a_node, known_report, report_path
 from sweeps.cluster.slurm_check import Survey, require_acceptable, survey
@@ -17,7 +18,7 @@ from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.plan import default_ranks
-from train_entry.contract import AttemptDir, Submission, read_document
+from train_entry.contract import AttemptDir, StudyDir, Submission, read_document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,9 @@ def find_place(config: SweepConfig) -> Place:
     return Place(machine=detect(config.cluster, config.gate))
 
 
-def open_cluster(place: Place, parallel: int) -> Cluster:
+def open_cluster(place: Place, parallel: int, study: StudyDir) -> Cluster:
+    if place.site is not None and place.site.cluster.hold:
+        return held.HeldCluster(place.site, parallel, study)
     if place.site is not None:
         return slurm.SlurmCluster(place.site, parallel)
     if place.hosts is not None:
@@ -46,11 +49,19 @@ def open_cluster(place: Place, parallel: int) -> Cluster:
     return local.LocalCluster(place.machine, parallel)
 
 
+def close_cluster(cluster: Cluster) -> None:
+    """Give back what is held for the study, unless trials still run in it."""
+    if isinstance(cluster, held.HeldCluster):
+        cluster.give_back()
+
+
 def cancel_attempt(attempt: AttemptDir) -> None:
     """End all processes of an attempt, whoever launched it. Raises SweepError where it cannot."""
     submission = read_document(attempt.submission, Submission)
     if submission is not None and submission.cluster == slurm.NAME:
         slurm.cancel_attempt(attempt)
+    elif submission is not None and submission.cluster == held.NAME:
+        held.cancel_attempt(attempt)
     elif submission is not None and submission.cluster == hostfile.NAME:
         hostfile.cancel_attempt(attempt)
     else:
@@ -71,7 +82,13 @@ def _slurm_place(config: SweepConfig) -> Place:
         machine=as_wanted(seen.host(None), dataclasses.replace(cluster, memory_limit_gib=None)),
         longest_min=seen.longest_min,
     )
-    require_acceptable(site, config.ranks or default_ranks(site.machine), config.limits)
+    ranks = config.ranks or default_ranks(site.machine)
+    if cluster.hold:
+        require_holdable(cluster, ranks, site.machine.ranks_per_node)
+        asked = dataclasses.replace(site, cluster=dataclasses.replace(cluster, time_min=hold_minutes(site)))
+        require_acceptable(asked, hold_layout(site).ranks, config.limits)
+    else:
+        require_acceptable(site, ranks, config.limits)
     probe = _probe(config, site, seen)
     machine = as_wanted(_host(probe, seen), cluster, config.gate)
     return Place(machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops))

@@ -1,4 +1,4 @@
-"""Hosts of a hostfile, reached over ssh: their slots leased to trials, each started by DeepSpeed's launcher."""
+"""Hosts of a hostfile, reached over ssh: slots leased to trials, each started by DeepSpeed's launcher."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _lives(record: LaunchRecord) -> bool:
 
 
 def cancel_attempt(attempt: AttemptDir) -> None:
-    """End all processes of an attempt, whoever launched it. Raises SweepError where a host does not answer."""
+    """End all processes of an attempt, whoever launched it. Raises SweepError where a host is silent."""
     if silent := _end_attempt(attempt):
         raise SweepError(f"{attempt.path}: {', '.join(silent)} cannot be reached; cancel it again later")
 

@@ -161,7 +161,7 @@ class _Watch:
             for node in self.nodes:
                 if node.process.poll() is not None:
                     node.over_at = node.over_at or now
-            if any(now - node.over_at > PEERS_S for node in self._silent()):
+            if any(now - (node.over_at or now) > PEERS_S for node in self._silent()):
                 break
             time.sleep(POLL_S)
         if not self.is_told and (silent := list(self._silent())):
