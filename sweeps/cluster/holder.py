@@ -56,7 +56,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class HoldDir:
-    """The files of an allocation. The orchestrator writes record, orders and wishes, the holder the others."""
+    """The files of an allocation. The orchestrator writes record, orders and wishes, the holder others."""
 
     path: Path
 
