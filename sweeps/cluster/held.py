@@ -139,7 +139,8 @@ class HeldCluster:
                 mine = self._allocations.get(found.index)
                 trial.allocation = mine if mine and mine.directory == found.directory else found
         if trial.allocation is None and _index(slots) not in range(holds_of(self.site)):
-            raise SweepError(f"{attempt.path}: waits for slots {', '.join(slots)}, which are no more")
+            del self._trials[attempt.path]  # of a start without hold, or with more of them
+            return self._jobs.attach(attempt, ranks, slots)
         return trial.handle
 
     def poll(self, handle: JobHandle) -> JobState:

@@ -1,4 +1,4 @@
-"""The gap between two trials in a held allocation of a real Slurm: `make bench`. Prints it, asserts no time."""
+"""The gap between two trials in a held allocation of a real Slurm: `make bench`. Asserts no time."""
 
 from __future__ import annotations
 

@@ -70,26 +70,30 @@ def test_a_study_is_one_job_and_its_end_in_the_middle_is_survived(
     assert state.strip() == "COMPLETED"
 
 
-def test_trials_run_side_by_side_in_one_allocation(line: SlurmLine, slurm: Slurm) -> None:
-    """On one node that holds two of them, which slows them down: their timings are marked."""
-    keys = ("ranks=1", "cluster.gpus_per_node=2", "cluster.parallel=2", "strategy=zero1,zero2")
-    done = line.run(*HELD, *keys)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [(trial.state, trial.shared) for trial in line.trials()] == [(State.MEASURED, True)] * 2
-    begun = [read_document(attempt(line, number).job, JobRecord) for number in (1, 2)]
-    (only,) = holds(line)
-    assert [record.job_id for record in begun if record] == [only.job_id] * 2
-
-
-def test_a_killed_orchestrator_finds_its_allocation_again_and_an_idle_one_ends(
-    line: SlurmLine, slurm: Slurm, wait_for: Wait
+def test_a_killed_orchestrator_finds_its_allocation_and_the_trials_in_it_again(
+    line: SlurmLine, wait_for: Wait
 ) -> None:
+    """Two run side by side on one node, which slows them down: their timings are marked."""
+    keys = (*HELD, "ranks=1", "cluster.gpus_per_node=2", "cluster.parallel=2", "strategy=zero1,zero2,ddp")
+    process = line.start(*keys)
+    wait_for(lambda: has_begun(attempt(line, 1)) and has_begun(attempt(line, 2)), 120)
+    os.killpg(process.pid, signal.SIGKILL)
+    done = line.run(*keys)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 1)] * 3
+    assert [trial.shared for trial in line.trials()][:2] == [True, True]
+    jobs = [read_document(attempt(line, number).job, JobRecord) for number in (1, 2, 3)]
+    (only,) = holds(line)
+    assert [record.job_id for record in jobs if record] == [only.job_id] * 3
+
+
+def test_an_idle_allocation_ends_by_itself(line: SlurmLine, slurm: Slurm, wait_for: Wait) -> None:
     keys = (*ONE_BY_ONE, "cluster.hold_idle_s=2")
     process = line.start(*keys)
     wait_for(lambda: has_begun(attempt(line)), 90)
     os.killpg(process.pid, signal.SIGKILL)
-    wait_for(lambda: slurm.ask("squeue", "--noheader") == "", 60)  # after its trial
-    assert attempt(line).exit(0).exists(), "the trial outlived its orchestrator"
+    wait_for(lambda: slurm.ask("squeue", "--noheader") == "", 60)
+    assert attempt(line).exit(0).exists(), "not before its trial has ended"
     done = line.run(*keys)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 1)]

@@ -164,7 +164,7 @@ def test_a_preempted_trial_is_launched_again(line: SlurmLine, slurm: Slurm, wait
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, out + err
     assert word(attempt(line)).kind is FailureKind.PREEMPTED
-    assert [(trial.state, trial.attempts, trial.lost) for trial in line.trials()] == [(State.MEASURED, 2, 1)]
+    assert [(trial.state, trial.attempts, trial.lost) for trial in line.trials()] == [(State.MEASURED, 2, 0)]
 
 
 def test_from_inside_a_job_with_gpus_and_ctrl_c(line: SlurmLine, slurm: Slurm, wait_for: Wait) -> None:
