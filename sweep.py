@@ -34,8 +34,8 @@ from analysis.ranking import winner as find_winner  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
 from sweeps.admission import Admission  # noqa: E402
-from sweeps.cluster.devices import detect, find_gpus  # noqa: E402
-from sweeps.cluster.local import LocalCluster  # noqa: E402
+from sweeps.cluster.choose import Place, close_cluster, find_place, open_cluster  # noqa: E402
+from sweeps.cluster.devices import find_gpus  # noqa: E402
 from sweeps.config.compose import (  # noqa: E402
     CONFIG_ERRORS,
     Composer,
@@ -60,7 +60,6 @@ from sweeps.listing_file import require_target, write_listing  # noqa: E402
 from sweeps.listing_view import show_listing  # noqa: E402
 from sweeps.listing_words import basis  # noqa: E402
 from sweeps.loop import StudyLoop  # noqa: E402
-from sweeps.machine import Machine  # noqa: E402
 from sweeps.models import model_shape  # noqa: E402
 from sweeps.observer import StudyObserver  # noqa: E402
 from sweeps.planner import Planner  # noqa: E402
@@ -88,7 +87,7 @@ class Session:
 
     config: SweepConfig
     request: Request
-    machine: Machine
+    place: Place  # where trials run
     record: StudyRecord
     directory: StudyDir
     planner: Planner
@@ -138,7 +137,8 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
-    machine = detect(config.cluster, config.gate)
+    place = find_place(config)
+    machine = place.machine
     settings = Settings(request.composer, machine)
     request = without_idle(request, settings.matters)
     require_searchable(request.space, config.search)
@@ -160,7 +160,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     return Session(
         config=config,
         request=request,
-        machine=machine,
+        place=place,
         record=record,
         directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
         planner=planner,
@@ -183,7 +183,7 @@ def list_only(session: Session) -> int:
         config.search.seed,
         forecaster.estimate,
         session.record.goal,
-        basis(hardware_for(session.machine), forecaster.room, config.gate, forecaster.observations),
+        basis(hardware_for(session.place.machine), forecaster.room, config.gate, forecaster.observations),
     )
     if to is not None:
         write_listing(listing, to)
@@ -227,7 +227,8 @@ def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[st
 def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
     """Run the loop to its end, or to Ctrl-C."""
     config = session.config
-    parallel = config.cluster.parallel or config.cluster.nodes
+    machine = session.place.machine
+    parallel = config.cluster.parallel or machine.nodes
     limits = limits_of(config)
     planner, space = session.planner, session.request.space
     points = 0 if session.single is not None else space.size(planner.matters)
@@ -236,13 +237,14 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     searcher = Searcher(space, config.search, len(ledger.trials), planner.matters, len(goals))
     gate = config.gate
     admission = Admission(session.forecaster, gate.enabled, gate.borderline, config.search.dominance)
-    rules = rules_for(config, goals, session.machine, points)
+    rules = rules_for(config, goals, machine, points)
+    cluster = open_cluster(session.place, parallel, session.directory)
     loop = StudyLoop(
         study=session.record,
         planner=planner,
         searcher=searcher,
         director=make_director(rules, space, planner, searcher, admission),
-        cluster=LocalCluster(session.machine, parallel),
+        cluster=cluster,
         ledger=ledger,
         admission=admission,
         limits=limits,
@@ -259,6 +261,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         return loop.run(session.single)
     finally:
         display.stop()
+        close_cluster(cluster)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from analysis.row import TrialRow, came_from
 from analysis.text import advised, figure, signed
 from train_entry.contract import (
+    Elapsed,
     Failure,
     Fit,
     Measurement,
@@ -45,10 +46,17 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
             for name, text in _expected(trial, None):
                 console.print(Text(f"{name:<15} {text}"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
+    if trial.elapsed is not None and trial.elapsed.queue_s is not None:
+        console.print(Text(f"{'clock':<15} {_elapsed(trial.elapsed)}"))
     if trial.advice is not None:
         console.print(Text(f"next try {advised(trial.advice)}"))
         console.print(Text(f"that is: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
     console.print(Text(f"again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
+
+
+def _elapsed(elapsed: Elapsed) -> str:
+    parts = (("in the queue", elapsed.queue_s), ("start-up", elapsed.startup_s), ("running", elapsed.run_s))
+    return ", ".join(f"{seconds:.0f} s {where}" for where, seconds in parts if seconds is not None)
 
 
 def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tuple[str, str]]:

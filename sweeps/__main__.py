@@ -4,6 +4,7 @@ list    which studies there are, how far they came
 why     what a study knows of one configuration: its result, or why it has none
 advise  why a trial ran out of memory, and what to try next
 ledger  a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
+probe   what a node of a Slurm cluster has: asked once, before the first dry run
 cancel  end the running trials of a study whose orchestrator is gone
 replay  record a study in MLflow from its files
 """
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--card", metavar="NAME", help="such as H100 or A100-80GB; this machine's, else H100")
     ledger.add_argument("--memory-gib", metavar="GIB", type=float, help="of the card, where it differs")
     ledger.set_defaults(run=_ledger)
+    probe = commands.add_parser("probe", help="ask a node of a Slurm cluster what it has, for dry_run=true")
+    probe.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as cluster.partition=gpu")
+    probe.set_defaults(run=_probe)
     cancel = commands.add_parser(
         "cancel", help="end the running trials of a study whose orchestrator is gone"
     )
@@ -146,8 +150,16 @@ def _ledger(options: argparse.Namespace) -> int:
     return OK
 
 
+def _probe(options: argparse.Namespace) -> int:
+    from sweeps.commands.machines import probe_lines  # Hydra, as above
+
+    for line in probe_lines(options.overrides):
+        print(line)
+    return OK
+
+
 def _cancel(options: argparse.Namespace) -> int:
-    from sweeps.cluster.local import cancel_attempt  # submitit: half a second that `list` need not wait
+    from sweeps.cluster.choose import cancel_attempt  # submitit: half a second that `list` need not wait
 
     directory = StudyDir(Path(options.study_dir))
     _study(directory)

@@ -6,6 +6,7 @@ failure of a rank's own, before any "a peer was lost"; clocks of different hosts
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import statistics
 from collections import Counter, defaultdict
@@ -17,9 +18,11 @@ from sweeps.estimate.flops import flops_per_token
 from train_entry.contract import (
     AttemptDir,
     ContractError,
+    Elapsed,
     ExitReason,
     Failure,
     FailureKind,
+    JobRecord,
     Measurement,
     MeasureSpec,
     ModelShape,
@@ -28,8 +31,10 @@ from train_entry.contract import (
     RankExit,
     RankMeasurement,
     RankOutcome,
+    SchedulerWord,
     StepMetrics,
     StepSplit,
+    Submission,
     TimingEnd,
     TrialSpec,
     load,
@@ -59,6 +64,23 @@ _BY_REASON = {
     ExitReason.PEER_LOST: FailureKind.PEER_LOST,
     ExitReason.CANCELLED: FailureKind.CANCELLED,
 }
+# What ranks show of a job that was ended from outside, by what the scheduler calls it.
+_ENDED_BY_OTHERS = frozenset(
+    (
+        FailureKind.CANCELLED,
+        FailureKind.NODE_LOST,
+        FailureKind.PEER_LOST,
+        FailureKind.COMMS,
+        FailureKind.CRASHED,
+    )
+)
+_SUPERSEDED = defaultdict(
+    lambda: _ENDED_BY_OTHERS,
+    {
+        FailureKind.CRASHED: frozenset((FailureKind.CANCELLED, FailureKind.NODE_LOST)),
+        FailureKind.CANCELLED: frozenset((FailureKind.NODE_LOST,)),
+    },
+)
 
 
 def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
@@ -73,13 +95,28 @@ def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
 
 
 def _root_cause(attempt: AttemptDir, outcomes: Sequence[RankOutcome | None]) -> Failure:
-    """The failure that explains those of the other ranks."""
+    """The failure that explains those of the other ranks, or the scheduler's word where they have none."""
     found: list[tuple[int, int, Failure]] = []
     for rank, outcome in enumerate(outcomes):
         ended = _read_exit(attempt, rank)
         if failure := _failure(attempt, rank, outcome, ended):
             found.append((_weight(failure, outcome, ended), rank, failure))
-    return min(found, key=lambda item: item[:2])[2]
+    cause = min(found, key=lambda item: item[:2])[2]
+    word = _scheduler_word(attempt)
+    return _told_by(word, cause) if word and cause.kind in _SUPERSEDED[word.kind] else cause
+
+
+def _scheduler_word(attempt: AttemptDir) -> SchedulerWord | None:
+    try:
+        return read_document(attempt.scheduler, SchedulerWord)
+    except ContractError:
+        return None
+
+
+def _told_by(word: SchedulerWord, cause: Failure) -> Failure:
+    said = f"{word.scheduler} ended job {word.job_id}: {word.state}"
+    message = f"{said}; {word.detail}" if word.detail else said
+    return dataclasses.replace(cause, kind=word.kind, message=message)
 
 
 def _weight(failure: Failure, outcome: RankOutcome | None, ended: RankExit | None) -> int:
@@ -167,6 +204,28 @@ def attempt_gpu_seconds(attempt: AttemptDir, ranks: int) -> float:
     """Ranks times the seconds they held their slots."""
     ends = [_read_exit(attempt, rank) for rank in range(ranks)]
     return ranks * max((ended.seconds for ended in ends if ended is not None), default=0.0)
+
+
+def attempt_elapsed(attempt: AttemptDir, ranks: int) -> Elapsed:
+    """Where its time went, as far as its files say. The queue's part by the clocks of two hosts."""
+    ends = [ended for rank in range(ranks) if (ended := _read_exit(attempt, rank)) is not None]
+    starts = [ended.startup_s for ended in ends if ended.startup_s is not None]
+    total_s = max((ended.seconds for ended in ends), default=None)
+    startup_s = max(starts, default=total_s)
+    return Elapsed(
+        queue_s=_queue_s(attempt),
+        startup_s=startup_s,
+        run_s=None if total_s is None or startup_s is None else max(0.0, total_s - startup_s),
+    )
+
+
+def _queue_s(attempt: AttemptDir) -> float | None:
+    try:
+        submission = read_document(attempt.submission, Submission)
+        job = read_document(attempt.job, JobRecord)
+    except ContractError:
+        return None
+    return max(0.0, job.started_at - submission.submitted_at) if submission and job else None
 
 
 def _mfu(plan: Plan, model: ModelShape, rank: RankMeasurement, tokens_per_s: float) -> float | None:

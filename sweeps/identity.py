@@ -36,6 +36,24 @@ FREE_KEYS = (
     "space",  # recorded as dimensions
     "cluster.parallel",
     "cluster.on_interrupt",
+    "cluster.ports",
+    "cluster.interface",
+    "cluster.partition",
+    "cluster.account",
+    "cluster.qos",
+    "cluster.time_min",
+    "cluster.memory_gib",
+    "cluster.exclude",
+    "cluster.setup",
+    "cluster.srun_args",
+    "cluster.sbatch_args",
+    "cluster.hold",
+    "cluster.holds",
+    "cluster.hold_min",
+    "cluster.hold_idle_s",
+    "cluster.hostfile",
+    "cluster.ssh_port",
+    "cluster.ssh_args",
 )
 # What a trial of one's own shares with the study it joins, for both to stand in one table.
 COMPARABLE_KEYS = ("model", "data", "seq_len", "global_batch", "ranks", "seed")

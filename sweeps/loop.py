@@ -10,11 +10,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from sweeps.advisor import advice_for
-from sweeps.cluster.base import JobHandle, JobState
-from sweeps.collect import attempt_gpu_seconds, collect
+from sweeps.cluster.base import JobHandle, JobState, share_a_node
+from sweeps.collect import attempt_elapsed, attempt_gpu_seconds, collect
 from sweeps.limits import StopReason, failures_in_a_row
 from sweeps.plan import Planned, Rejection
-from sweeps.repeating import Repeating, is_cancelled
+from sweeps.repeating import Repeating, is_nobodys_fault
 from sweeps.search.director import OUTSIDE, Pause, Suggestion
 from sweeps.space import Point
 from sweeps.study import Proposal
@@ -215,14 +215,15 @@ class StudyLoop(Repeating):
 
     def _launch(self, trial: Trial, slots: tuple[str, ...]) -> None:
         kind = AttemptKind.FIRST if trial.attempts == 0 else AttemptKind.RETRY
-        for other in self._running:
+        beside = [other for other, job in self._running.items() if share_a_node(job.slots, slots)]
+        for other in beside:
             self._record(other, shared=True)
         trial = self._record(
             trial.number,
             state=State.RUNNING,
             attempts=trial.attempts + 1,
             slots=slots,
-            shared=bool(self._running) or self.cluster.has_neighbours(slots),
+            shared=bool(beside) or self.cluster.has_neighbours(slots),
         )
         self._submit(trial, kind, slots)
         self._unproductive, self._waiting_told = 0, False
@@ -247,6 +248,7 @@ class StudyLoop(Repeating):
         outcome = collect(handle.attempt, spec)
         if cancelled and isinstance(outcome, Failure):
             outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
+        self.ledger.change(number, elapsed=attempt_elapsed(handle.attempt, spec.plan.ranks))
         if self.cluster.has_neighbours(handle.slots):  # they may have come while it ran
             self._record(number, shared=True)
         gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
@@ -255,7 +257,7 @@ class StudyLoop(Repeating):
         elif spec.kind is AttemptKind.REPEAT:
             self._finish_repeat(number, outcome, gpu_s)
         elif self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not is_nobodys_fault(outcome))
             self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
         else:
             self.admission.learn(dataclasses.replace(self.ledger[number], outcome=outcome))

@@ -17,6 +17,7 @@ from sweeps.settings import Settings
 from sweeps.space import SearchSpace
 from train_entry.contract import (
     AttemptKind,
+    Expected,
     MeasureSpec,
     ModelShape,
     Plan,
@@ -112,6 +113,7 @@ class Planner:
             data=data_spec(config),
             measure=measure,
             limits=_time_limits(config.limits),
+            expected=_expected(trial, measure),
         )
 
     def _overrides(self, point: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -162,4 +164,12 @@ def _time_limits(limits: LimitsConfig) -> TimeLimits:
         attempt_s=limits.attempt_s,
         startup_silence_s=limits.startup_silence_s,
         step_silence_s=limits.step_silence_s,
+        startup_s=limits.startup_s,
     )
+
+
+def _expected(trial: Trial, measure: MeasureSpec) -> Expected | None:
+    if trial.estimate is None:
+        return None
+    steps = measure.warmup_steps + measure.steps + measure.split_steps
+    return Expected(steps_s=steps * trial.estimate.step_s, host_bytes=trial.estimate.host_bytes)

@@ -79,7 +79,7 @@ class Repeating(Recovery):
 
     def _finish_check(self, number: int, outcome: Outcome, gpu_s: float) -> None:
         if is_cancelled(outcome) or self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not is_nobodys_fault(outcome))
             self._record(number, check_attempt=None, gpu_s=gpu_s, lost=lost)
         else:
             self._record(number, check=outcome, gpu_s=gpu_s)
@@ -144,7 +144,7 @@ class Repeating(Recovery):
     def _finish_repeat(self, number: int, outcome: Outcome, gpu_s: float) -> None:
         *before, last = self.ledger[number].repeats
         if is_cancelled(outcome) or self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not is_cancelled(outcome))
+            lost = self.ledger[number].lost + (not is_nobodys_fault(outcome))
             self._record(number, repeats=tuple(before), gpu_s=gpu_s, lost=lost)
             return
         ended = dataclasses.replace(last, outcome=outcome, ended_at=self.clock.now())
@@ -183,8 +183,13 @@ class Repeating(Recovery):
             return False
         if is_cancelled(outcome):  # by us, on Ctrl-C; or by hand while we were away
             return not self.interrupted()
-        return self.ledger[number].lost < self.limits.retries
+        return is_nobodys_fault(outcome) or self.ledger[number].lost < self.limits.retries
 
 
 def is_cancelled(outcome: Outcome) -> bool:
     return isinstance(outcome, Failure) and outcome.kind is FailureKind.CANCELLED
+
+
+def is_nobodys_fault(outcome: Outcome) -> bool:
+    """Whether a lost attempt uses up no retry: its nodes were taken back, as often as others want them."""
+    return isinstance(outcome, Failure) and outcome.kind in (FailureKind.CANCELLED, FailureKind.PREEMPTED)

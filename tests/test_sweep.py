@@ -232,7 +232,7 @@ def test_the_running_engine_has_the_scaled_learning_rate_and_warm_up(
 def test_a_trial_over_its_time_limit_is_ended_and_no_feasible_trial_is_status_3(
     command_line: CommandLine,
 ) -> None:
-    done = command_line.run("ranks=1", "limits.attempt_s=3", "study=x", NO_MLFLOW, *QUICK)
+    done = command_line.run("ranks=1", "limits.startup_s=3", "study=x", NO_MLFLOW, *QUICK)
     assert done.returncode == 3
     (trial,) = trials(command_line)
     assert isinstance(trial.outcome, Failure)

@@ -11,6 +11,7 @@ from train_entry.contract import AttemptDir, TrialSpec
 
 
 class JobState(StrEnum):
+    QUEUED = "queued"  # the scheduler has taken it, and waits for its nodes
     STARTING = "starting"  # submitted; none of its processes has reported yet
     RUNNING = "running"
     ENDED = "ended"  # every rank's supervisor has written how its rank ended
@@ -25,6 +26,12 @@ class JobHandle:
     ranks: int
     slots: tuple[str, ...]
     submitted_at: float
+
+
+def share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether two trials run on one node, by their slots: `NODE/SLOT`, or all on one where none is named."""
+    nodes, other_nodes = ({slot.rpartition("/")[0] for slot in slots} for slots in (some, others))
+    return not nodes.isdisjoint(other_nodes)
 
 
 class Cluster(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,25 +47,48 @@ def detect(cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
 
     `gate` where plans will be judged: what it leaves free is checked against the cards.
     """
-    cores = len(os.sched_getaffinity(0))
     gpus = () if cluster.device == "cpu" else find_gpus()
-    if not gpus:
-        if cluster.device == "cuda" or (cluster.device == "auto" and _are_misnamed(os.environ)):
-            raise ConfigError(
-                f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
-                "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
-            )
+    if not gpus and (cluster.device == "cuda" or (cluster.device == "auto" and _are_misnamed(os.environ))):
+        raise ConfigError(
+            f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
+            "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
+        )
+    return as_wanted(host_with(gpus, cluster.nvme_path), cluster, gate)
+
+
+def host_with(gpus: Sequence[Gpu], nvme_path: str | None) -> Machine:
+    """All of this host, with these of its GPUs."""
+    cores = len(os.sched_getaffinity(0))
+    return Machine(
+        device="cuda" if gpus else "cpu",
+        nodes=1,
+        ranks_per_node=len(gpus) or cores,
+        gpus=tuple(gpus),
+        cores=cores,
+        host_memory_bytes=host_memory_bytes(),
+        nvme=find_nvme(nvme_path),
+        has_libaio=has_libaio(),
+        has_fp16=bool(gpus) or cpu_has_fp16(),
+        has_flash_attention=has_flash_attention(),
+    )
+
+
+def as_wanted(host: Machine, cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
+    """What the configuration uses of such hosts. Raises ConfigError where they do not have it."""
+    if not host.gpus:
         require_memory_limits(cluster, gate, ())
-        return _machine("cpu", cluster, cluster.gpus_per_node or cores, ())
-    (name, alike), *_ = Counter(gpu.name for gpu in gpus).most_common(1)  # a study never mixes card models
+        return dataclasses.replace(
+            host, nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or host.cores
+        )
+    (name, alike), *_ = Counter(gpu.name for gpu in host.gpus).most_common(1)  # a study never mixes models
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
         raise ConfigError(
             f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
         )
     count = cluster.gpus_per_node or alike
-    ours = tuple(gpu for gpu in gpus if gpu.name == name)[:count]
+    ours = tuple(gpu for gpu in host.gpus if gpu.name == name)[:count]
     require_memory_limits(cluster, gate, ours)
-    return _machine("cuda", cluster, count, ours)
+    return dataclasses.replace(host, nodes=cluster.nodes, ranks_per_node=count, gpus=ours)
 
 
 def require_memory_limits(cluster: ClusterConfig, gate: GateConfig | None, gpus: Sequence[Gpu]) -> None:
@@ -100,21 +124,6 @@ def _limits(limit_gib: float | None, headroom_gib: float) -> list[str]:
     if headroom_gib > 0:
         problems.append(f"gate.headroom_gib={headroom_gib:g}: {why}; leave it at 0")
     return problems
-
-
-def _machine(device: str, cluster: ClusterConfig, ranks_per_node: int, gpus: tuple[Gpu, ...]) -> Machine:
-    return Machine(
-        device=device,
-        nodes=cluster.nodes,
-        ranks_per_node=ranks_per_node,
-        gpus=gpus,
-        cores=len(os.sched_getaffinity(0)),
-        host_memory_bytes=host_memory_bytes(),
-        nvme=find_nvme(cluster.nvme_path),
-        has_libaio=has_libaio(),
-        has_fp16=device == "cuda" or cpu_has_fp16(),
-        has_flash_attention=has_flash_attention(),
-    )
 
 
 def _are_misnamed(environment: Mapping[str, str]) -> bool:

@@ -33,6 +33,13 @@ def default_directory() -> Path:
     return Path(named) if named else Path(f"/tmp/shardsweep-{os.getuid()}")
 
 
+def private_directory() -> Path:
+    """The default directory, made if need be. Raises ConfigError where it is not ours alone."""
+    directory = default_directory()
+    _require_private(directory)
+    return directory
+
+
 def _require_private(directory: Path) -> None:
     """Make the directory, or raise ConfigError where it is not ours alone: /tmp is everybody's."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)

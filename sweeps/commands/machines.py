@@ -6,10 +6,12 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sweeps.cluster.choose import find_place
 from sweeps.cluster.devices import detect, find_gpus, require_memory_limits
+from sweeps.config.compose import open_composer
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine, Nvme
@@ -100,6 +102,15 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
         machine_with(gpu, cluster.gpus_per_node or ranks, 1, cluster.nvme_path),
         f"judged for {device}, {gpu.memory_bytes / GIB:,.2f} GiB, where the study ran",
     )
+
+
+def probe_lines(overrides: Sequence[str]) -> Iterator[str]:
+    """What a node of the cluster has; a job asks it, unless one has before. Raises ConfigError."""
+    config = open_composer(lambda: bool(find_gpus())).with_fixed(["cluster=slurm", *overrides]).compose()
+    machine = find_place(config).machine
+    memory_gib = (machine.host_memory_bytes or 0) / GIB
+    yield f"device:       {machine.ranks_per_node} x {machine.device_name} a node"
+    yield f"nodes:        {machine.nodes}, each with {machine.cores} cores and {memory_gib:.1f} GiB"
 
 
 def _memory_gib(name: str) -> float | None:

@@ -90,7 +90,12 @@ class LimitsConfig:
         high=1,
     )
     retries: int = knob(1, "new attempts of a trial that was lost for no fault of its own", low=0)
-    attempt_s: float = knob(1800, "time limit of an attempt", unit="seconds", above=0)
+    attempt_s: float = knob(
+        1800, "time limit of an attempt, counted from the end of its start-up", unit="seconds", above=0
+    )
+    startup_s: float = knob(
+        1800, "time limit of its start-up, compiling operators included", unit="seconds", above=0
+    )
     startup_silence_s: float = knob(
         900, "hung: no progress for this long before the first step", unit="seconds", above=0
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.fields import FIELDS, block_interval, goal_names, value_at
-from sweeps.config.schema import SweepConfig
+from sweeps.config.schema import ClusterConfig, SweepConfig
 from train_entry.contract import GOALS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -99,6 +99,7 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
             "gate.headroom_gib",
             f"{config.gate.headroom_gib:g} leaves nothing of cluster.memory_limit_gib={limit_gib:g}",
         )
+    yield from _cluster_relations(config.cluster)
     if config.dry_run_to is not None and not config.dry_run:
         yield "dry_run_to", f"{config.dry_run_to!r} is for dry_run=true, which lists plans and launches none"
     if config.dry_run_to is not None and not config.dry_run_to.endswith((".csv", ".json")):
@@ -135,3 +136,24 @@ def _goals(config: SweepConfig) -> Iterator[tuple[str, str]]:
 
 def _is_name(text: str) -> bool:
     return all(char.isalnum() or char in "._-" for char in text)
+
+
+def _cluster_relations(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
+    if cluster.kind == "local" and cluster.nodes > 1:
+        yield (
+            "cluster.nodes",
+            f"{cluster.nodes} needs cluster=slurm or cluster=hostfile; cluster=local is this machine alone",
+        )
+    if bad := _bad_ports(cluster.ports):
+        yield "cluster.ports", bad
+    for key in ("srun_args", "sbatch_args", "ssh_args"):
+        odd = [argument for argument in getattr(cluster, key) if not argument.startswith("-")]
+        if odd:
+            yield f"cluster.{key}", f"{odd[0]!r} is no argument; write each as --name=value"
+
+
+def _bad_ports(text: str) -> str | None:
+    low, _, high = text.partition("-")
+    if low.isdigit() and (high or low).isdigit() and 1024 <= int(low) <= int(high or low) <= 65535:
+        return None
+    return f"{text!r} are no ports; give LOW-HIGH between 1024 and 65535"

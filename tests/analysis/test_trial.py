@@ -9,7 +9,7 @@ from analysis.row import Cards, TrialRow
 from analysis.trial import show_trial
 from tests.estimates import a_refused_trial, an_estimate, too_large
 from tests.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
-from train_entry.contract import Estimate, Fit, MemoryKind, Origin, StepSplit, TimingEnd, Trial
+from train_entry.contract import Elapsed, Estimate, Fit, MemoryKind, Origin, StepSplit, TimingEnd, Trial
 
 
 def shown(**changes: Any) -> str:
@@ -178,3 +178,12 @@ def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
 def test_a_trial_of_the_ladder_says_so() -> None:
     rung = {"origin": Origin.LADDER, "rung": "zero2 x4"}
     assert alone(rung).startswith("trial 1, zero2: measured (ladder: zero2 x4)\n")
+
+
+def test_a_trial_of_a_scheduler_says_where_its_time_went() -> None:
+    seen = a_measurement(ranks=(a_rank_measurement(),))
+    trial = a_measured_trial(outcome=seen, elapsed=Elapsed(queue_s=61.0, startup_s=32.0, run_s=18.0))
+    row = TrialRow(number=1, state=trial.state, origin=trial.origin, strategy="zero2")
+    stream = io.StringIO()
+    show_trial(trial, row, stream)
+    assert "clock           61 s in the queue, 32 s start-up, 18 s running" in stream.getvalue()

@@ -163,6 +163,15 @@ def test_after_its_retries_a_lost_trial_has_failed(bench: Callable[..., Bench]) 
     assert kinds(study.trials[0]) is FailureKind.NODE_LOST
 
 
+def test_preempted_attempts_use_up_no_retries(bench: Callable[..., Bench]) -> None:
+    preempted = failing(FailureKind.PREEMPTED)
+    study = bench({"*": [preempted, preempted, preempted, measured(100.0)]})
+    study.start("micro_batch=2,2", limits=dataclasses.replace(NO_LIMIT, retries=1))
+    assert [(trial.state, trial.attempts, trial.lost) for trial in study.trials[:1]] == [
+        (State.MEASURED, 4, 0)
+    ]
+
+
 def test_the_cost_of_all_attempts_is_summed(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [failing(FailureKind.COMMS), measured(100.0)]})
     study.start("micro_batch=2,2")

@@ -27,6 +27,7 @@ from train_entry.contract.intent import (
     AioPlan,
     DataSpec,
     DdpPlan,
+    Expected,
     LossScalePlan,
     MeasureSpec,
     ModelShape,
@@ -41,6 +42,7 @@ from train_entry.contract.intent import (
 )
 from train_entry.contract.records import (
     Advice,
+    Elapsed,
     Estimate,
     Reason,
     Repeat,
@@ -62,8 +64,10 @@ from train_entry.contract.seen import (
     RankExit,
     RankMeasurement,
     RankOutcome,
+    SchedulerWord,
     StepMetrics,
     StepSplit,
+    Submission,
 )
 from train_entry.contract.volume import tensor_volume_bytes
 from train_entry.contract.words import (
@@ -95,9 +99,11 @@ __all__ = [
     "DataSpec",
     "DdpPlan",
     "DeviceHealth",
+    "Elapsed",
     "Engine",
     "Estimate",
     "ExitReason",
+    "Expected",
     "Failure",
     "FailureKind",
     "Figures",
@@ -129,12 +135,14 @@ __all__ = [
     "Scalar",
     "Schedule",
     "SchedulePlan",
+    "SchedulerWord",
     "Standing",
     "State",
     "StepMetrics",
     "StepSplit",
     "StudyDir",
     "StudyRecord",
+    "Submission",
     "TimeLimits",
     "TimingEnd",
     "Trial",

@@ -60,7 +60,7 @@ class TrialDir:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """One launch. The orchestrator writes the first two files and `stop`, the job all others."""
+    """One launch. The job writes all but spec, config, `stop` and what a scheduler says."""
 
     path: Path
 
@@ -90,8 +90,31 @@ class AttemptDir:
         return self.path / "rendezvous"
 
     @property
+    def address(self) -> Path:
+        """Where ranks on several hosts meet."""
+        return self.path / "address.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
+
+    @property
+    def scheduler(self) -> Path:
+        """The scheduler's word on how the job ended."""
+        return self.path / "scheduler.json"
+
+    @property
     def submitit(self) -> Path:
         return self.path / "submitit"
+
+    @property
+    def launcher(self) -> Path:
+        """The process that started the ranks over ssh."""
+        return self.path / "launcher.json"
+
+    def node(self, number: int) -> Path:
+        """What leads the ranks of one host, where they were started over ssh."""
+        return self.path / f"node{number}.json"
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / f"heartbeat.rank{rank}.json"

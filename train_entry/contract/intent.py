@@ -249,9 +249,18 @@ class MeasureSpec:
 class TimeLimits:
     """When a supervisor ends its rank."""
 
-    attempt_s: float
+    attempt_s: float  # from the end of start-up, which has a limit of its own
     startup_silence_s: float  # longest time without a new heartbeat before the first step has ended
     step_silence_s: float  # and after it
+    startup_s: float = 1800.0  # from the start of a rank to the end of its first step, compiling included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the estimate says that a scheduler wants to know before the launch."""
+
+    steps_s: float  # all steps together, without start-up
+    host_bytes: int  # resident memory of all ranks of the fullest node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,3 +278,4 @@ class TrialSpec:
     measure: MeasureSpec
     limits: TimeLimits
     memory_limit_bytes: int | None = None  # that torch may reserve on each GPU; None: all there is
+    expected: Expected | None = None  # None: there was no estimate

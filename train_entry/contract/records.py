@@ -73,6 +73,15 @@ class Repeat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Elapsed:
+    """Where the time of the latest attempt went, in seconds of the clock. None: not known."""
+
+    queue_s: float | None  # the job waited for its nodes
+    startup_s: float | None  # until the slowest rank's first step had ended
+    run_s: float | None  # from then on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """trial.json: one configuration and all that is known of it."""
 
@@ -102,6 +111,7 @@ class Trial:
     shared: bool = False  # another trial ran on the same node meanwhile
     slots: tuple[str, ...] = ()  # leased for the latest attempt
     gpu_s: float = 0.0  # ranks x seconds, over all attempts
+    elapsed: Elapsed | None = None
     closed_at: float | None = None
 
     @property

@@ -163,6 +163,7 @@ class RankExit:
     silent_s: float  # since the last progress
     seconds: float  # the process lived
     oom_kills: int = 0  # processes the kernel killed for want of memory on this host meanwhile
+    startup_s: float | None = None  # of `seconds`, until its first step had ended; None: it did not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,3 +175,23 @@ class JobRecord:
     leader_pid: int  # the session all processes of the job belong to
     leader_start_ticks: int  # tells a reused pid apart
     started_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """Written by the orchestrator when a scheduler has taken the job."""
+
+    cluster: str  # slurm, ...: who is asked about the job, and told to end it
+    job_id: str  # the scheduler's
+    submitted_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerWord:
+    """What the scheduler said of a job that ended; left where the job's own files do not say why."""
+
+    scheduler: str
+    job_id: str
+    state: str  # in the scheduler's own words, such as NODE_FAIL
+    kind: FailureKind  # what that means to us
+    detail: str = ""  # one line

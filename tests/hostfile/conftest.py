@@ -1,0 +1,125 @@
+"""A real sshd on loopback addresses, each of which stands for a host, while the tests run."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import QUICK, CommandLine
+
+HOSTS = ("127.0.0.2", "127.0.0.3")
+DOWN = "127.0.0.4"  # where nobody listens
+TINY = ("-m", "cluster=hostfile", "cluster.device=cpu", "model=tiny_llama", "tracking=none", *QUICK)
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """Reached with a key and a list of known hosts of its own."""
+
+    directory: Path
+    port: int
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Configuration keys that reach it."""
+        arguments = (
+            "-F/dev/null",
+            f"-i{self.directory}/key",
+            f"-oUserKnownHostsFile={self.directory}/known_hosts",
+            "-oStrictHostKeyChecking=yes",
+        )
+        listed = ",".join(f'"{argument}"' for argument in arguments)
+        return (f"cluster.ssh_port={self.port}", f"cluster.ssh_args=[{listed}]")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOSTS[0], 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOSTS[0], port)) == 0
+
+
+def _configure(directory: Path, port: int) -> Path:
+    for name in ("host_key", "key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
+        subprocess.run(command, check=True, timeout=30)
+    shutil.copy(directory / "key.pub", directory / "authorized_keys")
+    kind, key, *_ = (directory / "host_key.pub").read_text().split()
+    known = [f"[{host}]:{port} {kind} {key}\n" for host in HOSTS]
+    (directory / "known_hosts").write_text("".join(known))
+    lines = [
+        *(f"ListenAddress {host}:{port}" for host in HOSTS),
+        f"HostKey {directory}/host_key",
+        f"AuthorizedKeysFile {directory}/authorized_keys",
+        f"AllowUsers {getpass.getuser()}",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "PermitRootLogin prohibit-password",
+        "StrictModes no",  # the directory of temporary files is everybody's
+        "UsePAM no",
+        f"PidFile {directory}/sshd.pid",
+    ]
+    config = directory / "sshd_config"
+    config.write_text("\n".join(lines) + "\n")
+    return config
+
+
+def _missing(reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        _missing("no sshd: the package openssh-server is missing")
+    assert program is not None
+    directory, port = tmp_path_factory.mktemp("sshd"), _free_port()
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd's privilege separation wants it
+    config = _configure(directory, port)
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([program, "-D", "-e", "-f", str(config)], stderr=log)
+    deadline = time.monotonic() + 20
+    while not _listens(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            _missing(f"no sshd: {(directory / 'log').read_text()}")
+        time.sleep(0.05)
+    yield Sshd(directory, port)
+    process.terminate()
+    process.wait()
+
+
+@dataclass
+class HostfileLine(CommandLine):
+    """`python sweep.py` with two hosts of one slot each."""
+
+    keys: tuple[str, ...] = ()
+
+    def arguments(self, hosts: tuple[str, ...] = HOSTS, slots: int = 1) -> tuple[str, ...]:
+        path = self.directory / "hosts"
+        path.write_text("# two of them\n\n" + "".join(f"{host}  slots={slots}\n" for host in hosts))
+        return (*TINY, f"cluster.hostfile={path}", *self.keys)
+
+
+@pytest.fixture
+def line(sshd: Sshd, tmp_path: Path) -> Iterator[HostfileLine]:
+    found = HostfileLine(tmp_path, keys=sshd.keys)
+    yield found
+    found.end()
