@@ -8,6 +8,9 @@ BIN := .venv/bin
 INSTALL := $(PYTHON) train_entry/install.py $(if $(CUDA),--cuda "$(CUDA)")
 SOURCES := pyproject.toml constraints.txt
 FAST := not slow and not slurm and not browser and not gpu
+ALONE := jobs or slurm or browser or gpu
+PYTEST := $(BIN)/python -m pytest -ra --durations=15
+SIDE_BY_SIDE := -n auto --maxprocesses=8
 
 .DEFAULT_GOAL := help
 .PHONY: help install sweep test check lint fast format bench clean
@@ -28,8 +31,10 @@ install: .venv/.installed  ## Make .venv with what a sweep needs, torch for this
 sweep: .venv/.installed  ## Search for the best configuration: `python sweep.py -m $(ARGS)`
 	$(BIN)/python sweep.py -m $(ARGS)
 
+# First what can run side by side, then what has the machine to itself. Status 5: PYTEST_ARGS chose none.
 test: .venv/.installed-dev  ## Every test that this machine can run, and why others were skipped
-	$(BIN)/python -m pytest -ra --durations=15 $(PYTEST_ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not ($(ALONE))" $(PYTEST_ARGS) || test $$? -eq 5
+	$(PYTEST) -m "$(ALONE)" $(PYTEST_ARGS) || test $$? -eq 5
 
 check: lint fast  ## What a commit must pass: format, lint, types, fast tests
 
@@ -39,7 +44,7 @@ lint: .venv/.installed-dev  ## Format, lint and types only
 	$(BIN)/mypy
 
 fast: .venv/.installed-dev  ## The tests that start no job, Slurm or browser and need no GPU
-	$(BIN)/python -m pytest -m "$(FAST)" $(PYTEST_ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "$(FAST)" $(PYTEST_ARGS)
 
 format: .venv/.installed-dev  ## Format, and mend what ruff can mend
 	$(BIN)/ruff format .

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import QUICK, CommandLine
 from train_entry.contract import Measurement, State, StudyDir, Trial, read_document
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 FULL = ("-m", "space=full", "study=full", "search=random", "limits.trials=7", *QUICK)
 

@@ -29,6 +29,7 @@ from train_entry.contract import (
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    pytest.mark.jobs,
     pytest.mark.skipif(not find_gpus(), reason="needs a GPU that NVML sees"),
     pytest.mark.timeout(600),
 ]

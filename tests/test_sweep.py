@@ -26,7 +26,7 @@ from train_entry.contract import (
     read_lines,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 FOUR = ("-m", "strategy=zero1,zero2", "micro_batch=choice(1,2)", "limits.trials=4", "study=x", *QUICK)
 NO_MLFLOW = "tracking=none"

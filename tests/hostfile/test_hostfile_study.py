@@ -22,7 +22,7 @@ from train_entry.contract import (
     read_document,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 Wait = Callable[[Callable[[], bool], float], None]
 ONE = ("ranks=2", "strategy=zero2", "micro_batch=1", "study=x")

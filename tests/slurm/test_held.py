@@ -20,7 +20,7 @@ from train_entry.contract import (
     read_document,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.slurm]
 
 Wait = Callable[[Callable[[], bool], float], None]
 HELD = ("-m", *TINY, "cluster.hold=true", "study=x")

@@ -13,7 +13,7 @@ import pytest
 from sweeps.rules import RULES
 from tests.train_entry.conftest import plain_environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.0, "torch_adam": True}}
 SGD = {"type": "SGD", "params": {"lr": 1e-2}}

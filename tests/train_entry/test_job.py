@@ -28,7 +28,7 @@ from train_entry.contract import (
     read_document,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 Launch = Callable[[TrialSpec], Any]
 Tiny = Callable[..., TrialSpec]

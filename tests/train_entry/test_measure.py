@@ -171,6 +171,7 @@ def ended(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 
 
 @pytest.mark.slow
+@pytest.mark.jobs
 def test_real_ranks_end_together_and_for_the_same_reason(ended: Trained) -> None:
     assert ended.job.wait() == [0, 0], ended.logs
     seen = {name: [ended.outcome(name, rank) for rank in (0, 1)] for name in ended.attempts}
@@ -188,6 +189,7 @@ def test_real_ranks_end_together_and_for_the_same_reason(ended: Trained) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.jobs
 def test_what_stages_say_of_their_common_step_is_the_same(ended: Trained) -> None:
     assert ended.job.wait() == [0, 0], ended.logs
     first, last = (ended.outcome("staged", rank) for rank in (0, 1))

@@ -24,7 +24,7 @@ from train_entry.ops import ASYNC_IO
 from train_entry.schedule import rate
 
 # The pair of processes trains all cases for the first test of them that runs.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 STEPS = 10
 PEAK_LR = 1e-3

@@ -13,7 +13,7 @@ from tests.train_entry.test_oracle import assert_alike, specs
 from train_entry.contract import Plan, StepMetrics, TrialSpec
 
 # The first test of a run waits until all its processes have trained all its plans.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1200)]
 
 TrainAll = Callable[[dict[str, TrialSpec]], Any]
 

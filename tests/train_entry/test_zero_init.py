@@ -24,7 +24,7 @@ from train_entry.contract import ModelShape, Offload, OffloadPlan, Plan, Precisi
 from train_entry.model import build_model, parameters_of
 from train_entry.rank import RankInfo, prepare_process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 CPU = torch.device("cpu")
 RANKS = 2
