@@ -35,6 +35,8 @@ from train_entry.contract.goal_text import goal_text
 
 SHOWN_TRIALS = 15
 SHOWN_REFUSED = 2  # at once, with a line each, in a log
+WAITING = "waits to begin"
+LONG_WAIT_S = 10.0  # worth a line in a log
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
 _NONE_YET = Goal(name="tokens_per_s_per_gpu")  # before a display is started
 _SHOWN_ANYWAY = ("tokens_per_s_per_gpu", "peak_bytes", "loss")  # goals that each line of a trial tells
@@ -58,6 +60,7 @@ class Progress:
     limit_s: float | None = None
     parallel: int = 1  # trials at once
     running: Mapping[int, Reached] = field(default_factory=dict)  # trial number to its heartbeat
+    waiting: frozenset[int] = frozenset()  # trials that were submitted and have not begun: a queue is long
 
 
 class Display(Protocol):
@@ -116,6 +119,7 @@ class PlainDisplay:
         self._elapsed_s = 0.0
         self._goal = _NONE_YET
         self._states: dict[int, State] = {}
+        self._waiting: dict[int, float] = {}  # since when
 
     def start(self, study: StudyRecord) -> None:
         self._goal = study.goal
@@ -138,6 +142,16 @@ class PlainDisplay:
         for trial in new:
             event = _event(trial, self._goal, trial is best)
             self.message(f"trial {trial.number:04d} {_knobs(trial)}{_from(trial)}: {event}")
+        self._tell_begun(trials, progress.waiting)
+
+    def _tell_begun(self, trials: Sequence[Trial], waiting: frozenset[int]) -> None:
+        """Queues are long: when a trial's wait is over, unless that was soon."""
+        now_s = self._now_s()
+        for trial in trials:
+            since_s = self._waiting.get(trial.number, now_s)
+            if trial.number not in waiting and now_s - since_s >= LONG_WAIT_S and _is_under_way(trial):
+                self.message(f"trial {trial.number:04d} begins after a wait of {_duration(now_s - since_s)}")
+        self._waiting = {number: self._waiting.get(number, now_s) for number in waiting}
 
     def message(self, text: str) -> None:
         print(f"[{self._elapsed_s:5.1f} s] {_printable(text)}", file=self._stream, flush=True)
@@ -203,7 +217,8 @@ def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None)
         table.add_column(header, no_wrap=True, justify="right")
     for trial in trials:
         speed, memory, loss = _figures(trial)
-        state = _live_state(trial, progress.running.get(trial.number))
+        is_waiting = trial.number in progress.waiting
+        state = WAITING if is_waiting else _live_state(trial, progress.running.get(trial.number))
         mark, knobs = "*" if trial is best else "", _knobs(trial, brief=True) + _from(trial)
         cells = (mark, f"{trial.number:04d}", state, knobs, speed, memory, loss)
         style = "bold green" if trial is best else "dim" if isinstance(trial.outcome, Failure) else ""
@@ -212,12 +227,20 @@ def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None)
 
 
 def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
-    is_repeated = bool(trial.repeats) and trial.repeats[-1].outcome is None
-    if reached is not None and (is_repeated or trial.state is State.RUNNING):
+    if reached is not None and _is_under_way(trial):
         phase, step, of_steps = reached
-        word = "again" if is_repeated else "running"
+        word = "again" if _is_repeated(trial) else "running"
         return f"{word} {phase}" if phase.is_startup else f"{word} {phase} {step}/{of_steps}"
     return _state(trial)
+
+
+def _is_under_way(trial: Trial) -> bool:
+    return trial.state is State.RUNNING or _is_repeated(trial)
+
+
+def _is_repeated(trial: Trial) -> bool:
+    """Measured again, now."""
+    return bool(trial.repeats) and trial.repeats[-1].outcome is None
 
 
 def _state(trial: Trial) -> str:

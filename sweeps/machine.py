@@ -37,10 +37,12 @@ class Machine:
     has_libaio: bool = False  # DeepSpeed's async_io is compiled, or can be
     has_fp16: bool = True  # of a CPU: arithmetic of its own, which DeepSpeed insists on
     has_flash_attention: bool = False  # the flash-attn package is installed
+    nodes_of_a_trial: int | None = None  # at most, where nodes are held in several allocations; None: all
 
     @property
     def capacity(self) -> int:
-        return self.nodes * self.ranks_per_node
+        """Ranks that a trial may have."""
+        return (self.nodes_of_a_trial or self.nodes) * self.ranks_per_node
 
     @property
     def has_bf16(self) -> bool:

@@ -45,6 +45,7 @@ class StudyObserver:
             limit_s=self._limits.hours * 3600 if self._limits.hours else None,
             parallel=self._parallel,
             running={number: found for number, job in running.items() if (found := _reached(job))},
+            waiting=frozenset(number for number, job in running.items() if not job.attempt.job.exists()),
         )
         self._display.update(trials, progress)
 

@@ -91,6 +91,8 @@ def _slurm_place(config: SweepConfig) -> Place:
         require_acceptable(site, ranks, config.limits)
     probe = _probe(config, site, seen)
     machine = as_wanted(_host(probe, seen), cluster, config.gate)
+    if cluster.hold:
+        machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
     return Place(machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sweeps.advisor import plan_of
-from sweeps.cluster.devices import detect, find_gpus
+from sweeps.commands.machines import study_machine
 from sweeps.config.compose import open_composer
 from sweeps.errors import ConfigError, SweepError
 from sweeps.export import reproduce_command
@@ -83,7 +83,7 @@ def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str
 def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial) -> Iterator[str]:
     """Judged anew by what the study has tried since; as it was advised then, where that cannot be done."""
     try:
-        machine, grounds = _grounds(record, ledger.trials, trial)
+        machine, note, grounds = _grounds(record, ledger.trials, trial)
     except SweepError as error:
         yield from _stored(directory, trial, str(error).splitlines()[0])
         return
@@ -91,6 +91,8 @@ def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial
     if unchanged is None or unchanged.fingerprint != trial.fingerprint:
         yield from _stored(directory, trial, f"here ({machine.device_name}) its overrides make another plan")
         return
+    if note:
+        yield f"note:     {note}"
     found = list(options(trial, grounds))
     for option in found:
         if not option.is_open:
@@ -104,11 +106,12 @@ def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial
         yield f"next:     {nothing_left(trial, machine.device, found)}"
 
 
-def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tuple[Machine, Grounds]:
+def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tuple[Machine, str, Grounds]:
     """Composes the trial alone, by its own overrides; expects what the study has taught."""
-    composer = open_composer(lambda: bool(find_gpus())).with_fixed(trial.overrides)
+    is_gpu = record.versions.get("device", "CPU") != "CPU"
+    composer = open_composer(lambda: is_gpu).with_fixed(trial.overrides)
     config = composer.compose()
-    machine = detect(config.cluster, config.gate)
+    machine, note = study_machine(record, trials, config)
     room = room_of(config.cluster, config.gate, machine)
     forecaster = Forecaster(record.model, hardware_for(machine), room, config.gate)
     forecaster.learn(trials)
@@ -119,7 +122,7 @@ def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tupl
         expect=forecaster.estimate,
         tried=known(trials),
     )
-    return machine, grounds
+    return machine, note, grounds
 
 
 def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:

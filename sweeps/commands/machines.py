@@ -7,13 +7,14 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sweeps.cluster.choose import find_place
 from sweeps.cluster.devices import detect, find_gpus, require_memory_limits
 from sweeps.config.compose import open_composer
 from sweeps.config.schema import SweepConfig
-from sweeps.errors import ConfigError
+from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Gpu, Machine, Nvme
 from train_entry.contract import Measurement, StudyRecord, Trial
 from train_entry.contract.cards import card_of
@@ -87,6 +88,11 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
     cluster, gate = config.cluster, config.gate
     device = record.versions.get("device", "CPU")
     known = list(trials)
+    if cluster.kind != "local":
+        with suppress(
+            SweepError
+        ):  # another site, or nodes that nobody has asked: by what is on record, below
+            return find_place(dataclasses.replace(config, dry_run=True)).machine, ""
     ranks = max([_asked_ranks(record), *(trial.plan.ranks for trial in known if trial.plan)])
     if device == "CPU":
         here = detect(dataclasses.replace(cluster, device="cpu"), gate)
@@ -98,8 +104,9 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
         raise ConfigError(f"study {record.name} ran on {device}, whose memory is not known here; ask there")
     gpu = named_gpu(device, size_bytes / GIB if size_bytes else None)
     require_memory_limits(cluster, gate, (gpu,))
+    per_node = cluster.gpus_per_node or math.ceil(ranks / cluster.nodes)
     return (
-        machine_with(gpu, cluster.gpus_per_node or ranks, 1, cluster.nvme_path),
+        machine_with(gpu, per_node, cluster.nodes, cluster.nvme_path),
         f"judged for {device}, {gpu.memory_bytes / GIB:,.2f} GiB, where the study ran",
     )
 

@@ -14,9 +14,10 @@ def ranks_fit_the_cluster(draft: Draft) -> str | None:
     if draft.ranks <= machine.capacity:
         return None
     unit = "GPUs" if machine.device == "cuda" else "cores"
+    nodes = machine.nodes_of_a_trial or machine.nodes
     return (
         f"ranks={draft.ranks} is more than the capacity of {machine.capacity} "
-        f"({machine.nodes} x {machine.ranks_per_node} {unit}); ranks may be 1 to {machine.capacity}"
+        f"({nodes} x {machine.ranks_per_node} {unit}); ranks may be 1 to {machine.capacity}"
     )
 
 

@@ -151,6 +151,25 @@ def test_a_trial_that_is_measured_again_shows_how_far_it_has_come() -> None:
     assert "again steps 12/30" in frame([again], Progress(launched=1, elapsed_s=0.0, running=running))[1]
 
 
+def test_a_trial_whose_job_has_not_begun_says_so() -> None:
+    queued = Progress(launched=1, elapsed_s=0.0, waiting=frozenset({1}))
+    assert "waits to begin" in frame([trial(1, State.RUNNING)], queued)[1]
+
+
+def test_a_log_tells_when_a_long_wait_is_over_and_of_a_short_one_nothing() -> None:
+    now_s = 0.0
+    stream = io.StringIO()
+    display = PlainDisplay(stream, lambda: now_s)
+    long, short, cancelled = trial(1, State.RUNNING), trial(2, State.RUNNING), trial(3, State.RUNNING)
+    for now_s, waiting in ((0.0, {1, 3}), (95.0, {1, 2, 3}), (100.0, set())):
+        display.update(
+            [long, short, cancelled], Progress(launched=3, elapsed_s=now_s, waiting=frozenset(waiting))
+        )
+        cancelled = trial(3, State.CANCELLED) if now_s > 90 else cancelled
+    waits = [line for line in stream.getvalue().splitlines() if "wait" in line]
+    assert waits == ["[100.0 s] trial 0001 begins after a wait of 2 min"]
+
+
 def test_failures_and_rejections_say_why_without_control_characters() -> None:
     display, stream = plain()
     failure = Failure(kind=FailureKind.GPU_OOM, message="rank 1:\n\x1b[31mfull\r")

@@ -214,6 +214,13 @@ def test_capacity_is_counted_in_gpus_where_there_are_any(shape: ModelShape) -> N
     )
 
 
+def test_a_trial_spans_no_more_nodes_than_one_held_allocation_has(shape: ModelShape) -> None:
+    machine = Machine(device="cuda", nodes=4, ranks_per_node=8, gpus=GPUS, nodes_of_a_trial=2)
+    assert reasons(config(ranks=17), shape, machine) == (
+        "ranks=17 is more than the capacity of 16 (2 x 8 GPUs); ranks may be 1 to 16",
+    )
+
+
 @pytest.mark.parametrize(("stage", "engine"), [(1, "deepspeed"), (3, "deepspeed"), (0, "ddp")])
 def test_fp16_is_legal_elsewhere(shape: ModelShape, machine: Machine, stage: int, engine: str) -> None:
     asked = config(precision="fp16", engine=engine, zero=ZeroConfig(stage=stage))
