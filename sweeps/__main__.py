@@ -174,7 +174,8 @@ def _cancel(options: argparse.Namespace) -> int:
 
 def _has_a_job(trial: Trial) -> bool:
     is_checked = trial.check_attempt is not None and trial.check is None
-    return trial.state is State.RUNNING or is_checked
+    is_repeated = bool(trial.repeats) and trial.repeats[-1].outcome is None
+    return trial.state is State.RUNNING or is_checked or is_repeated
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ class CommandLine:
         process = subprocess.Popen(
             [sys.executable, str(self.script), *arguments],
             cwd=self.directory,
-            env={**os.environ, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -56,6 +56,23 @@ class CommandLine:
         process = self.start(*arguments)
         out, err = process.communicate(timeout=limit_s)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")}
+
+    def sweeps(self, *arguments: str, limit_s: float = 120) -> str:
+        """What `python -m sweeps` prints of studies on disk."""
+        done = subprocess.run(
+            [sys.executable, "-m", "sweeps", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def end(self) -> None:
         for process in self.started:

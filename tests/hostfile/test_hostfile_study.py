@@ -118,6 +118,16 @@ def test_ctrl_c_leaves_no_process_on_any_host(line: HostfileLine, wait_for: Wait
     assert [trial.state for trial in trials(line)] == [State.CANCELLED]
 
 
+def test_a_trial_without_an_orchestrator_is_cancelled_on_all_hosts(
+    line: HostfileLine, wait_for: Wait
+) -> None:
+    process = line.start(*line.arguments(), *ONE)
+    wait_for(lambda: has_begun(attempt(line)), 90)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert line.sweeps("cancel", str(line.studies / "x")).startswith("ended 1 running trials")
+    assert processes_of(attempt(line)) == []
+
+
 def test_a_launcher_that_is_killed_is_a_lost_node_and_leaves_no_rank(
     line: HostfileLine, wait_for: Wait
 ) -> None:

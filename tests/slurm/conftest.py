@@ -46,12 +46,16 @@ class SlurmLine(CommandLine):
     slurm: Slurm | None = None
     within: Sequence[str] = ()  # a command to put before it, such as srun
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    @property
+    def environment(self) -> dict[str, str]:
         assert self.slurm is not None
+        return {**self.slurm.environment, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*self.within, sys.executable, str(self.script), *arguments],
             cwd=self.directory,
-            env={**self.slurm.environment, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

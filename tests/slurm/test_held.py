@@ -100,6 +100,20 @@ def test_an_idle_allocation_ends_by_itself(line: SlurmLine, slurm: Slurm, wait_f
     assert len(holds(line)) == 1
 
 
+def test_a_trial_without_an_orchestrator_is_cancelled_and_its_allocation_goes_on(
+    line: SlurmLine, slurm: Slurm, wait_for: Wait
+) -> None:
+    process = line.start(*ONE_BY_ONE)
+    wait_for(lambda: has_begun(attempt(line)), 90)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert line.sweeps("cancel", str(line.studies / "x")).startswith("ended 1 running trials")
+    (only,) = holds(line)
+    assert [row.split()[0] for row in slurm.ask("squeue", "-h", "-s").splitlines()] == [
+        f"{only.job_id}.batch"
+    ]
+    slurm.ask("scancel", only.job_id)
+
+
 def test_ctrl_c_ends_the_trial_and_gives_the_allocation_back(
     line: SlurmLine, slurm: Slurm, wait_for: Wait
 ) -> None:

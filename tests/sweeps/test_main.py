@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,17 @@ from sweeps.cluster.processes import is_alive, start_ticks
 from sweeps.cluster.supervisor import job_record
 from sweeps.ledger import Ledger, exclusive
 from tests.examples import a_measured_trial, a_measurement, a_study_record, a_trial
-from train_entry.contract import Goal, Standing, State, StudyDir, Winner, dump, write_atomic
+from train_entry.contract import (
+    Goal,
+    Purpose,
+    Repeat,
+    Standing,
+    State,
+    StudyDir,
+    Winner,
+    dump,
+    write_atomic,
+)
 
 
 @pytest.fixture
@@ -78,10 +89,20 @@ def test_a_directory_without_a_study_is_one_line_and_status_2(
     assert str(tmp_path) in error
 
 
-def test_cancel_ends_the_processes_of_running_trials(study: StudyDir) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": State.RUNNING},
+        {"state": State.MEASURED, "repeats": (Repeat(attempt=1, purpose=Purpose.CONFIRM, turn=1),)},
+    ],
+    ids=["a first time", "again"],
+)
+def test_cancel_ends_the_processes_of_trials_that_are_measured(
+    study: StudyDir, changes: dict[str, Any]
+) -> None:
     job = subprocess.Popen(["sleep", "60"], start_new_session=True)
     ticks = start_ticks(job.pid)
-    Ledger(study).put(a_trial(number=1, state=State.RUNNING, attempts=1))
+    Ledger(study).put(a_trial(number=1, attempts=1, **changes))
     write_atomic(study.trial(1).attempt(1).job, dump(job_record("1", job.pid)))
     assert main(["cancel", str(study.path)]) == 0
     job.wait(timeout=5)
