@@ -11,7 +11,7 @@ from train_entry.contract import Measurement, State, StudyDir, Trial, read_docum
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
-FULL = ("-m", "space=full", "study=full", "search=random", "limits.trials=7", *QUICK)
+FULL = ("-m", "space=full", "study=full", "search=random", "limits.trials=5", *QUICK)
 
 
 def trials(line: CommandLine, study: str) -> list[Trial]:
@@ -24,7 +24,7 @@ def test_a_study_over_everything_launches_no_trial_that_fails(command_line: Comm
     assert done.returncode == 0, done.stdout + done.stderr
     found = trials(command_line, "full")
     assert {trial.state for trial in found} <= {State.MEASURED, State.REJECTED, State.REUSED}
-    assert sum(trial.attempts > 0 for trial in found) == 7
+    assert sum(trial.attempts > 0 for trial in found) == 5
     assert len({trial.plan.strategy for trial in found if trial.plan}) >= 3
 
 
@@ -37,7 +37,7 @@ DEGREES = (
     "cluster.gpus_per_node=4",
     "strategy=zero1",
     "tensor=1,2",
-    "pipeline=1,2",
+    "pipeline=2",
     "micro_batch=1",
     "measure.warmup_steps=1",
     "measure.steps=3",
@@ -52,15 +52,14 @@ def test_a_study_over_degrees_on_four_ranks_launches_no_trial_that_fails(command
     assert done.returncode == 0, done.stdout + done.stderr
     found = trials(command_line, "degrees")
     strategies = {trial.plan.strategy for trial in found if trial.plan}
-    assert strategies == {"zero1", "tp2_zero1", "pp2_zero1", "tp2_pp2_zero1"}
+    assert strategies == {"pp2_zero1", "tp2_pp2_zero1"}
     losses = set()
     for trial in found:
         assert trial.plan is not None
         assert isinstance(trial.outcome, Measurement)
-        if trial.plan.pipeline > 1:
-            assert trial.outcome.bubble is not None
-            assert 0 < trial.outcome.bubble < 1
-            assert all(rank.split and rank.split.exchange_s > 0 for rank in trial.outcome.ranks)
+        assert trial.outcome.bubble is not None
+        assert 0 < trial.outcome.bubble < 1
+        assert all(rank.split and rank.split.exchange_s > 0 for rank in trial.outcome.ranks)
         assert (trial.outcome.tensor_volume_bytes > 0) == (trial.plan.tensor > 1)
         losses.add(round(trial.outcome.loss, 4))
     assert len(losses) == 1
