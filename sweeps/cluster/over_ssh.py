@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.2
 PEERS_S = 15.0  # for the other nodes' supervisors, once one node has ended without a word
 ENDING_S = 10.0  # for a node to end its ranks before its connection is cut
+ANSWER_S = 60.0  # for a host to say that it has ended them
 LOST_CONNECTION = 255  # ssh's own status: it could not connect, or the connection broke
 
 
@@ -87,12 +88,16 @@ def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
 
     def end(item: tuple[int, str]) -> bool:
         node, host = item
-        done = subprocess.run(
-            on_host(record.ssh, host, "end"),
-            input=dump(End(attempt=str(attempt.path.resolve()), node=node), indent=None) + "\n",
-            capture_output=True,
-            text=True,
-        )
+        try:
+            done = subprocess.run(
+                on_host(record.ssh, host, "end"),
+                input=dump(End(attempt=str(attempt.path.resolve()), node=node), indent=None) + "\n",
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_S,
+            )
+        except subprocess.TimeoutExpired:  # it has crashed, or its file system hangs
+            return False
         return done.returncode == 0
 
     with ThreadPoolExecutor(max_workers=32) as pool:

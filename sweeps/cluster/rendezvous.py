@@ -158,12 +158,10 @@ def _published(attempt: AttemptDir, patience_s: float) -> Address:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """What other hosts can reach this one by: as told, the interface's address, or this host's name."""
-    if told := environ.get(ADDRESS):
-        return told
+    """What other hosts can reach this one by: the interface's address, as told, or this host's name."""
     if interface := environ.get(INTERFACE):
         return _interface_address(interface)
-    return socket.gethostname()
+    return environ.get(ADDRESS) or socket.gethostname()
 
 
 def _interface_address(interface: str) -> str:

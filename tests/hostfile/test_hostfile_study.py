@@ -14,6 +14,7 @@ from tests.hostfile.conftest import DOWN, HOSTS, HostfileLine
 from train_entry.contract import (
     AttemptDir,
     FailureKind,
+    Heartbeat,
     Measurement,
     SchedulerWord,
     State,
@@ -107,10 +108,28 @@ def test_all_that_is_wrong_with_a_hostfile_is_said_at_once(line: HostfileLine) -
     ]
 
 
-def test_ctrl_c_leaves_no_process_on_any_host(line: HostfileLine, wait_for: Wait) -> None:
+def environment_of(place: AttemptDir, rank: int) -> dict[str, str]:
+    beat = read_document(place.heartbeat(rank), Heartbeat)
+    assert beat is not None
+    words = Path(f"/proc/{beat.pid}/environ").read_bytes().decode().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def test_ranks_have_the_environment_and_ctrl_c_leaves_no_process_on_any_host(
+    line: HostfileLine, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_API_TOKEN", "secret")
     process = line.start(*line.arguments(), *ONE)
     wait_for(lambda: has_begun(attempt(line)), 90)
     assert len(launchers_of(attempt(line))) == len(HOSTS)
+    for rank in (0, 1):
+        seen = environment_of(attempt(line), rank)
+        assert seen["NCCL_DEBUG"] == "WARN"
+        assert "NCCL_API_TOKEN" not in seen
+        assert Path(seen["TORCH_EXTENSIONS_DIR"]).is_relative_to(line.directory / "state"), (
+            "a host's own copy"
+        )
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -71,6 +71,7 @@ def test_ranks_get_what_deepspeed_exports_and_no_secret(
         "DS_ACCELERATOR",
         "SHARDSWEEP_PORTS",
         "SHARDSWEEP_INTERFACE",
+        "SHARDSWEEP_OPS",
     }
 
 

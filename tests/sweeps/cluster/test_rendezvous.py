@@ -107,6 +107,10 @@ def test_a_port_that_a_service_listens_at_is_passed_over() -> None:
 
 def test_the_interface_gives_the_address_and_names_nccls() -> None:
     assert own_address({INTERFACE: "lo"}) == "127.0.0.1"
+    assert own_address({INTERFACE: "lo", ADDRESS: "node-a"}) == "127.0.0.1", (
+        "names may lead to another network"
+    )
+    assert own_address({ADDRESS: "node-a"}) == "node-a"
     assert own_address({}) == socket.gethostname()
     with pytest.raises(RendezvousError, match=r"cluster.interface=nix: no such interface"):
         own_address({INTERFACE: "nix"})
