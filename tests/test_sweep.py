@@ -22,6 +22,7 @@ from train_entry.contract import (
     StepMetrics,
     StudyDir,
     Trial,
+    Winner,
     read_document,
     read_lines,
 )
@@ -142,7 +143,7 @@ def test_ctrl_c_cancels_and_the_same_command_finishes(command_line: CommandLine,
     assert [trial.state for trial in trials(command_line)] == [State.MEASURED] * 2
 
 
-def test_a_trial_outlives_its_orchestrator_and_is_collected(
+def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirmed(
     command_line: CommandLine, wait_for: Wait
 ) -> None:
     command = ("-m", "strategy=zero1", "micro_batch=1,2", "study=x", NO_MLFLOW, *QUICK)
@@ -153,10 +154,20 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected(
     process.communicate()
     place = StudyDir(command_line.studies / "x").trial(1).attempt(1)
     wait_for(lambda: place.exit(0).exists() and place.exit(1).exists(), 90)
-    assert command_line.run(*command).returncode == 0
+    confirmed = [word for word in command if word != "confirm.best=0"]
+    done = command_line.run(*confirmed, "confirm.best=1", "confirm.rounds=2")
+    assert done.returncode == 0, done.stdout + done.stderr
     found = trials(command_line)
     assert [trial.state for trial in found] == [State.MEASURED] * 2
-    assert [trial.attempts for trial in found] == [1, 1]
+    winner = read_document(StudyDir(command_line.studies / "x").winner, Winner)
+    assert winner is not None
+    best = max(found, key=lambda trial: getattr(trial.outcome, "tokens_per_s_per_gpu", 0.0))
+    assert winner.trial == best.number, "one contender, in two fresh pairs of processes"
+    assert [trial.attempts for trial in found] == [3 if trial is best else 1 for trial in found]
+    values = [repeat.outcome.tokens_per_s_per_gpu for repeat in best.repeats]  # type: ignore[union-attr]
+    (standing,) = winner.standings
+    assert min(values) <= standing.value <= max(values)
+    assert f"confirmed: trial {best.number:04d} at" in done.stdout
 
 
 def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
