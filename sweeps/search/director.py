@@ -25,6 +25,7 @@ AMONG = 8  # proposals of the sampler, of which the one that promises most is tr
 LEARNING = ("tpe", "gp", "nsga2")  # samplers that begin with what is known; grid and random are yardsticks
 SINGLE_GPU = "1 GPU"
 DEFAULT_IMPROVEMENT = 0.005  # as exactly as a trial is measured: measure.precision
+SMALL = 16  # points that are worth measuring wholly: one who lists so few wants to see each in the table
 OUTSIDE = -1  # the number of a proposal that no sampler has made
 
 
@@ -253,12 +254,12 @@ def make_director(
 def rules_for(config: SweepConfig, goals: Sequence[Goal], machine: Machine, points: int | None) -> Rules:
     """How a study of so many points (None: infinitely many) searches.
 
-    A space that the limits let one measure wholly is so measured, unless an improvement is asked for. With
+    A small space is measured wholly, if the limits let one, unless an improvement is asked for. With
     several goals, a plan that is no better by the first may be better by another.
     """
     most, least = config.limits.trials, config.limits.improvement
     several = len(goals) > 1
-    measures_all = points is not None and (most is None or points <= most)
+    measures_all = points is not None and points <= min(SMALL, most or SMALL)
     return Rules(
         search=config.search,
         goal=goals[0],

@@ -312,12 +312,14 @@ def test_a_point_lies_in_a_space_that_has_its_knobs_and_values(
         (12, None, None, (0.0, True)),
         (12, 12, None, (0.0, True)),
         (12, 11, None, (0.005, False)),  # not all can be measured: the search ends when it is enough
+        (16, None, None, (0.0, True)),
+        (17, None, None, (0.005, False)),
         (None, None, None, (0.005, False)),
         (12, None, 0.02, (0.02, True)),
         (None, None, 0.0, (0.0, False)),
     ],
 )
-def test_a_space_that_the_limits_let_one_measure_wholly_is_so_measured(
+def test_a_small_space_is_measured_wholly_where_the_limits_let_one(
     composer: Composer,
     machine: Machine,
     points: int | None,
