@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,12 +53,14 @@ class Ladder:
         """
         best: float | None = None
         start = 1
+        likely = max((rung for flight in self.flights for rung in flight), key=partial(_expected_score, outlook=outlook), default=None)
         for flight in self.flights:
             step = _climb(flight[_first(flight, start, trials, outlook) :], trials, goal)
             best, start = _so_far(flight, trials, goal, best, start)
             if step is True:
                 return True
-            if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, best):
+            bar = best if best is not None or likely is None else outlook.expected(likely.candidate.plan)
+            if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, bar):
                 return step
         return self._hybrid(trials, outlook, best)
 
@@ -76,21 +79,15 @@ class Ladder:
 
 
 def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outlook: Outlook) -> int:
-    """Where to begin: where the flight before was best, past micro-batches that are known to be too small."""
+    """Where to begin: where it is expected to be fastest; where nobody knows, where the flight before was best."""
+    tried = (index for index, rung in enumerate(flight) if rung.candidate.fingerprint in trials)
+    if (begun := next(tried, None)) is not None:
+        return begun
+    scores = [_expected_score(rung, outlook) for rung in flight]
+    if max(scores) > -math.inf:
+        return scores.index(max(scores))
     sizes = (index for index, rung in enumerate(flight) if rung.candidate.plan.micro_batch >= start)
-    begin = next(sizes, len(flight) - 1)
-    fitting = [value for rung in flight if (value := _expected_if_fits(rung, outlook)) is not None]
-    best = max(fitting, key=outlook.score, default=None)
-    hopeful = (
-        index
-        for index, rung in enumerate(flight)
-        if rung.candidate.fingerprint in trials or outlook.may_beat(rung.candidate.plan, best)
-    )
-    return max(begin, next(hopeful, begin))
-
-
-def _expected_if_fits(rung: Rung, outlook: Outlook) -> float | None:
-    return outlook.expected(rung.candidate.plan) if outlook.fits(rung.candidate.plan) else None
+    return next(sizes, len(flight) - 1)
 
 
 def _climb(flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal) -> Rung | bool:
@@ -124,7 +121,8 @@ def _so_far(
 
 
 def _expected_score(rung: Rung, outlook: Outlook) -> float:
-    value = outlook.expected(rung.candidate.plan)
+    """Larger is better; of what does not fit, or where nothing is known, without bound the worst."""
+    value = outlook.expected(rung.candidate.plan) if outlook.fits(rung.candidate.plan) else None
     return -math.inf if value is None else outlook.score(value)
 
 
