@@ -4,8 +4,9 @@ Of many noisy values the largest is too large. So the winner and its interval co
 turn measures every trial that is still in question once, in a fresh process, alone on the machine. What a
 turn has in common (a warmer machine) does not count, since trials are compared within it.
 
-How much repeats scatter is known better with the first measurements beside them. That those were chosen for
-being large does no harm there: it makes the scatter larger, as does whatever changed since then.
+How much repeats scatter is often known better with the first measurements beside them, and never worse than
+without: an interval is the narrower of two, each of which may be wrong half as often. That the first ones were
+chosen for being large does no harm: it makes them scatter more, as does whatever has changed since then.
 """
 
 from __future__ import annotations
@@ -40,22 +41,33 @@ class Turns:
         return [fmean(row) for row in self.rows]
 
     @property
-    def freedom(self) -> int:
-        """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
-        return (max(2, len(self.rows)) - 1) * self.count
-
-    @property
     def noise(self) -> float:
-        """Standard deviation of one measurement, its turn's common part taken out."""
-        if not self.count:
-            return math.nan
-        rows = [(first, *row) for first, row in zip(self.firsts, self.rows, strict=True)]
-        turns = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
-        squares = 0.0
-        for row in rows:
-            left = [value - turn for value, turn in zip(row, turns, strict=True)]
-            squares += sum((value - fmean(left)) ** 2 for value in left)
-        return max(LEAST_NOISE, math.sqrt(squares / self.freedom))
+        """Standard deviation of one repeat, its turn's common part taken out."""
+        return _noise_of(self.rows)
+
+    def reach(self, tail: float) -> float:
+        """Half-width of a mean's interval that leaves out the truth so often on either side."""
+        with_firsts = [(first, *row) for first, row in zip(self.firsts, self.rows, strict=True)]
+        tables = (self.rows, with_firsts) if self.count > 1 else (with_firsts,)
+        widths = [quantile(1 - tail / len(tables), _freedom(rows)) * _noise_of(rows) for rows in tables]
+        return min(widths) / math.sqrt(self.count)
+
+
+def _freedom(rows: Sequence[Sequence[float]]) -> int:
+    """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
+    return (max(2, len(rows)) - 1) * (len(rows[0]) - 1)
+
+
+def _noise_of(rows: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of one value, what its trial and its turn have in common taken out."""
+    if not rows or len(rows[0]) < 2:
+        return math.nan
+    turns = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
+    squares = 0.0
+    for row in rows:
+        left = [value - turn for value, turn in zip(row, turns, strict=True)]
+        squares += sum((value - fmean(left)) ** 2 for value in left)
+    return max(LEAST_NOISE, math.sqrt(squares / _freedom(rows)))
 
 
 def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> list[Trial]:
@@ -159,8 +171,7 @@ def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
 
 def _reach(table: Turns, config: ConfirmConfig, comparisons: int = 1) -> float:
     """Half-width of a mean's interval."""
-    tail = (1 - config.confidence) / comparisons / 2
-    return quantile(1 - tail, table.freedom) * table.noise / math.sqrt(table.count)
+    return table.reach((1 - config.confidence) / comparisons / 2)
 
 
 def _standing(trial: Trial, goal: Goal, table: Turns, config: ConfirmConfig) -> Standing:

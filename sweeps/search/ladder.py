@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,16 +52,22 @@ class Ladder:
         """
         best: float | None = None
         start = 1
-        likely = max((rung for flight in self.flights for rung in flight), key=partial(_expected_score, outlook=outlook), default=None)
+        likely = self._likely(outlook)
         for flight in self.flights:
             step = _climb(flight[_first(flight, start, trials, outlook) :], trials, goal)
             best, start = _so_far(flight, trials, goal, best, start)
             if step is True:
                 return True
-            bar = best if best is not None or likely is None else outlook.expected(likely.candidate.plan)
+            bar = likely if best is None else best
             if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, bar):
                 return step
         return self._hybrid(trials, outlook, best)
+
+    def _likely(self, outlook: Outlook) -> float | None:
+        """What the best of all rungs is expected to reach: the bar while nothing is measured."""
+        rungs = [rung for flight in self.flights for rung in flight if outlook.fits(rung.candidate.plan)]
+        values = [value for rung in rungs if (value := outlook.expected(rung.candidate.plan)) is not None]
+        return max(values, key=outlook.score, default=None)
 
     def _hybrid(self, trials: Mapping[str, Trial], outlook: Outlook, best: float | None) -> Rung | bool:
         """Tensor until a layer fits, pipeline until the model does, data for the rest: what divides least."""
@@ -79,15 +84,14 @@ class Ladder:
 
 
 def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outlook: Outlook) -> int:
-    """Where to begin: where it is expected to be fastest; where nobody knows, where the flight before was best."""
+    """Where to begin: where it is expected to be fastest; of equals where the flight before was best."""
     tried = (index for index, rung in enumerate(flight) if rung.candidate.fingerprint in trials)
     if (begun := next(tried, None)) is not None:
         return begun
     scores = [_expected_score(rung, outlook) for rung in flight]
-    if max(scores) > -math.inf:
-        return scores.index(max(scores))
-    sizes = (index for index, rung in enumerate(flight) if rung.candidate.plan.micro_batch >= start)
-    return next(sizes, len(flight) - 1)
+    fastest = [index for index, score in enumerate(scores) if score == max(scores)]
+    large = (index for index in fastest if flight[index].candidate.plan.micro_batch >= start)
+    return next(large, fastest[-1])
 
 
 def _climb(flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal) -> Rung | bool:

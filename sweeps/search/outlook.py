@@ -18,7 +18,7 @@ from train_entry.contract import Estimate, Fit, Goal, Measurement, Plan, State, 
 
 # How far estimates of the step time are off once they have learned from a few trials, as a standard deviation
 # of their logarithm: FITTED_SPREAD of sweeps/estimate/time_fit.py; on CPUs docs/estimates_accuracy.md.
-DOUBT = {"cuda": .06, "cpu": 0.16}
+DOUBT = {"cuda": 0.06, "cpu": 0.16}
 LEAST_ERROR = 0.01
 BYTES_ERROR = 0.02  # of peak memory
 MOST_OBSERVATIONS = 100  # the latest: as many as the estimates learn from
