@@ -28,8 +28,8 @@ from sweeps.space import Choices, Dimension, Interval, Matters, Point, SearchSpa
 from sweeps.verdicts import Lesson
 from train_entry.contract import Scalar
 
-# Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we can
-# list them, since each takes longer the more is known.
+# Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we
+# can list them, since each takes longer the more is known.
 LEAST_ASKED = 25
 LEAST_ASKED_OF_LISTED = 8
 MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted

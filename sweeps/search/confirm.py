@@ -4,8 +4,8 @@ Of many noisy values the largest is too large. So the winner and its interval co
 turn measures every trial that is still in question once, in a fresh process, alone on the machine. What a
 turn has in common (a warmer machine) does not count, since trials are compared within it.
 
-How much repeats scatter is often known better with the first measurements beside them, and never worse than
-without: an interval is the narrower of two, each of which may be wrong half as often. That the first ones were
+How much repeats scatter is often known better with the first measurements beside them: so an interval is the
+narrower of two, with them and without, each of which may be wrong half as often. That the first ones were
 chosen for being large does no harm: it makes them scatter more, as does whatever has changed since then.
 """
 
@@ -109,7 +109,7 @@ def _noise(trial: Trial) -> float:
 def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:
     """Who may still be the best after so many turns; nobody where that is known.
 
-    Whoever is alone goes on while its own value is not known as exactly as trials must be near to be confirmed.
+    Whoever is alone goes on while its value is known less exactly than to `within`.
     """
     table = turns_of(chosen, goal, turns)
     if table.count < turns:

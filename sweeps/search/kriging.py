@@ -1,8 +1,8 @@
-"""What errors at some places say of the error at another. The only module of the search that computes by numpy.
+"""What errors at some places say of the error at another. The only module of `sweeps` that imports numpy.
 
-A Gaussian process of mean 0 (Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 2.25, 2.26,
-2.30). What is doubtful of a part of a step is in error alike wherever that part is found, as far as it is (a
-linear model's covariance, 2.7). Beside that, errors at distance d are correlated by exp(-d / reach), and each
+A Gaussian process of mean 0 (Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 2.25,
+2.26, 2.30). What is doubtful of a part of a step is in error alike wherever that part is found, as far as it
+is (the covariance of a linear model, their 2.1). Beside that, errors at distance d are correlated by exp(-d / reach), and each
 plan has an error of its own, in which its measurement's noise is contained. How large these two are, how far
 errors reach and which share is a plan's own is averaged over a grid, by marginal likelihood.
 """
@@ -84,8 +84,9 @@ class Kriging:
         apart = np.abs(self._counts - np.array(place.counts)).sum(axis=1)
         apart += (self._kinds != np.array(self._coded(place))).sum(axis=1)
         decay = np.exp(-apart / self._reaches[:, None])
-        alike: Numbers = self._parts @ np.array(place.parts)
-        return alike + self._shared[:, None] * decay * self._widths * place.width
+        alike = self._parts @ np.array(place.parts)
+        found: Numbers = alike + self._shared[:, None] * decay * self._widths * place.width
+        return found
 
     def _coded(self, place: Place) -> list[int]:
         return [self._codes.setdefault(kind, len(self._codes)) for kind in enumerate(place.kinds)]

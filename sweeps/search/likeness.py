@@ -1,7 +1,7 @@
 """How alike two plans are, as far as that bears on how long a step takes. Pure.
 
-A plan stands at a place: what is counted there, on logarithmic scales, and of what kind the rest is. Two plans
-are as far apart as the sum over what they differ in: a doubling of a batch or a degree counts 1, and so does
+A plan stands at a place: what is counted there, on logarithmic scales, and of what kind the rest is. Two
+plans are as far apart as the sum over what they differ in: a doubling of a batch or a degree counts 1, and so does
 another kind of anything; a doubling of a buffer's size, which matters less, an eighth.
 """
 
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from sweeps.estimate.time_fit import DOUBT, HOST_NOISE, NOISE
 from train_entry.contract import Estimate, Plan
 
-BUFFER = 0.125  # a doubling of a buffer, of a doubling of a batch: tenfold buffers change step times by 1 to 5%
+BUFFER = (
+    0.125  # a doubling of a buffer, of a doubling of a batch: tenfold buffers change step times by 1 to 5%
+)
 
 # Parts of a step by the factor that says how long they take.
 PARTS = {

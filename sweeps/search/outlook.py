@@ -26,7 +26,7 @@ _NORMAL = NormalDist()
 
 
 class Outlook:
-    """Estimates as a distribution: log-normal about what they say, corrected by what they were wrong by nearby."""
+    """Estimates as a distribution: log-normal, corrected by what they are wrong by nearby."""
 
     def __init__(self, estimate: Callable[[Plan], Estimate], goal: Goal, device: str) -> None:
         self._estimate = estimate
@@ -55,7 +55,7 @@ class Outlook:
         return self._estimate(plan).fit is Fit.FITS
 
     def expected(self, plan: Plan) -> float | None:
-        """The goal's value, corrected by what is known of similar plans; None where estimates do not know it."""
+        """The goal's value, corrected by what similar plans have shown; None where estimates do not know it."""
         value = self._goal.value(self._estimate(plan))
         if value is None or not self._goal.is_speed:
             return value

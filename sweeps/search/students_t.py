@@ -1,4 +1,4 @@
-"""Student's t distribution. The only module that imports scipy: when it is asked, since that takes a moment."""
+"""Student's t distribution. The only module that imports scipy, which takes a moment: so when it is asked."""
 
 from __future__ import annotations
 

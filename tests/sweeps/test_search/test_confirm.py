@@ -241,7 +241,6 @@ def test_the_least_time_wins_where_time_is_sought() -> None:
 # ---------------------------------------------------------------------- against the best rung
 
 
-@pytest.mark.parametrize("goal", [GOAL, Goal(name="time_to_tokens", tokens=1e6)])
 @pytest.mark.parametrize("first", [120.0, 90.0], ids=["like the repeats", "unlike them"])
 @pytest.mark.parametrize("goal", [GOAL, Goal(name="time_to_tokens", tokens=1e6)])
 def test_the_gain_over_the_best_rung_has_the_narrower_interval_of_two_paired_t_tests(

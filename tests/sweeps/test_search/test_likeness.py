@@ -46,7 +46,5 @@ def test_errors_of_a_part_count_as_far_as_the_step_consists_of_it() -> None:
 
 def test_errors_are_wider_the_longer_a_device_waits() -> None:
     shares = (0.0, 0.5, 1.0)
-    widths = [
-        place_of(a_plan(), an_estimate(step_s=1.0, parts={"waiting": share})).width for share in shares
-    ]
+    widths = [place_of(a_plan(), an_estimate(step_s=1.0, parts={"waiting": share})).width for share in shares]
     assert widths == pytest.approx([1.0, (1 + 1.5**2) ** 0.5, 10**0.5])

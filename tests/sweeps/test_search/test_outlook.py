@@ -101,7 +101,8 @@ def test_what_the_estimate_is_wrong_by_it_is_wrong_by_nearby_too() -> None:
         found.learn(trial_off_by(1.2))
     values = [found.expected(plan) for plan in (a_plan(), a_plan(micro_batch=8), ZERO3)]
     assert values[0] == pytest.approx(20_000 / 1.2, rel=0.03)
-    assert values == sorted(values)  # less and less of it farther away
+    assert None not in values
+    assert values == sorted(filter(None, values))  # less and less of it farther away
 
 
 def test_a_time_that_was_underestimated_is_expected_to_be_longer() -> None:
