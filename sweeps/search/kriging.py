@@ -2,9 +2,10 @@
 
 A Gaussian process of mean 0 (Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 2.25,
 2.26, 2.30). What is doubtful of a part of a step is in error alike wherever that part is found, as far as it
-is (the covariance of a linear model, their 2.1). Beside that, errors at distance d are correlated by exp(-d / reach), and each
-plan has an error of its own, in which its measurement's noise is contained. How large these two are, how far
-errors reach and which share is a plan's own is averaged over a grid, by marginal likelihood.
+is (the covariance of a linear model, their 2.1). Beside that, errors at distance d are correlated by
+exp(-d / reach), and each plan has an error of its own, in which its measurement's noise is contained. How
+large these two are, how far errors reach and which share is a plan's own is averaged over a grid, by marginal
+likelihood.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How alike two plans are, as far as that bears on how long a step takes. Pure.
 
 A plan stands at a place: what is counted there, on logarithmic scales, and of what kind the rest is. Two
-plans are as far apart as the sum over what they differ in: a doubling of a batch or a degree counts 1, and so does
-another kind of anything; a doubling of a buffer's size, which matters less, an eighth.
+plans are as far apart as the sum over what they differ in: a doubling of a batch or a degree counts 1, and
+so does another kind of anything; a doubling of a buffer's size, which matters less, an eighth.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Outlook:
         return self._estimate(plan).fit is Fit.FITS
 
     def expected(self, plan: Plan) -> float | None:
-        """The goal's value, corrected by what similar plans have shown; None where estimates do not know it."""
+        """The goal's value, corrected by what similar plans have shown; None where it is not known."""
         value = self._goal.value(self._estimate(plan))
         if value is None or not self._goal.is_speed:
             return value

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.config.schema import ConfirmConfig
-from sweeps.limits import StopReason
+from sweeps.limits import Limits, StopReason
 from sweeps.search.standing import contenders
 from tests.sweeps.fake_cluster import as_estimated, crash, measured, measured_as, oom
 from tests.sweeps.loop_bench import NO_LIMIT, PLAIN, Bench, Crashed, die
@@ -161,18 +161,19 @@ def test_patience_ends_a_study_that_improves_by_noise_only(bench: Callable[..., 
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        ({"cost": 5.0, "price_per_gpu_hour": 180.0}, StopReason.COST),
-        ({"gpu_hours": 100 / 3600}, StopReason.GPU_HOURS),
+        (dataclasses.replace(NO_LIMIT, cost=5.0, price_per_gpu_hour=180.0), StopReason.COST),
+        (dataclasses.replace(NO_LIMIT, gpu_hours=100 / 3600), StopReason.GPU_HOURS),
     ],
+    ids=["money", "GPU-hours"],
 )
 def test_of_money_and_gpu_hours_what_the_confirmation_takes_is_left_for_it(
-    bench: Callable[..., Bench], limits: dict[str, float], reason: StopReason
+    bench: Callable[..., Bench], limits: Limits, reason: StopReason
 ) -> None:
     """Each launch takes 20 GPU-seconds, or one of five coins: three trials, and two turns of the best."""
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
-    ended = study.start(*asked, limits=dataclasses.replace(NO_LIMIT, **limits), confirm=confirm)
+    ended = study.start(*asked, limits=limits, confirm=confirm)
     assert ended is reason
     assert study.launched_plans == ["zero1 x1", "zero1 x2", "zero1 x4", "zero1 x2", "zero1 x2"]
     assert sum(trial.gpu_s for trial in study.trials) == pytest.approx(100)
@@ -184,7 +185,7 @@ def test_of_hours_what_the_confirmation_takes_is_left_for_it(bench: Callable[...
     confirm = ConfirmConfig(best=1, drift_every=0)
     limits = dataclasses.replace(NO_LIMIT, hours=21 / 3600)  # two turns are expected to take 10 s each
     assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.HOURS
-    first, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
+    _, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
     assert len(study.trials) < 4
     assert len(repeats) == 2
 
