@@ -40,6 +40,7 @@ class Forecaster:
         self._memory_seen: deque[MemoryObservation] = deque(maxlen=MOST_OBSERVATIONS)
         self._time_seen: deque[TimeObservation] = deque(maxlen=MOST_OBSERVATIONS)
         self._is_fitted = True
+        self._made: dict[Plan, Estimate] = {}  # since something was learned
         self._memory_factors: MemoryFactors = COLD
         self._time_factors: TimeFactors = COLD_TIME
 
@@ -55,9 +56,11 @@ class Forecaster:
     def estimate(self, plan: Plan) -> Estimate:
         """What the plan needs and does, and whether it fits."""
         self._fit()
-        memory = memory_of(plan, self._model, self._hardware, self._memory_factors)
-        step = time_of(plan, self._model, self._hardware, self._time_factors)
-        return self._record(memory, step)
+        if plan not in self._made:
+            memory = memory_of(plan, self._model, self._hardware, self._memory_factors)
+            step = time_of(plan, self._model, self._hardware, self._time_factors)
+            self._made[plan] = self._record(memory, step)
+        return self._made[plan]
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """From trials that have ended; those that say nothing of memory or time are passed over."""
@@ -79,6 +82,7 @@ class Forecaster:
             return
         self._memory_factors = fit_memory(tuple(self._memory_seen))
         self._time_factors = fit_time(tuple(self._time_seen))
+        self._made.clear()
         self._is_fitted = True
 
     def _learn_measured(self, trial: Trial, plan: Plan, seen: Measurement) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sweeps.search.standing import value_of
+from sweeps.search.standing import launch_noise, value_of
 from train_entry.contract import Failure, Goal, Measurement, Origin, State, Trial
 
 SECONDS_PER_HOUR = 3600
@@ -104,21 +104,33 @@ def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
     )
 
 
-def without_improvement(trials: Iterable[Trial], goal: Goal) -> int:
-    """Trials of the search that were launched and ended since the best was improved on beyond its noise."""
-    best: float | None = None
+def without_improvement(trials: Iterable[Trial], goals: Sequence[Goal]) -> int:
+    """Trials of the search that were launched and ended since one was better, beyond noise, than any before.
+
+    With several goals: since one joined the Pareto front, better than each before it by one goal at least.
+    """
+    known = list(trials)
+    launches = launch_noise(known, goals[0])
+    before: list[Trial] = []
     waited = 0
-    ended = (trial for trial in trials if trial.attempts and trial.closed_at is not None)
+    ended = (trial for trial in known if trial.attempts and trial.closed_at is not None)
     for trial in sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number)):
         if trial.origin is Origin.USER or trial.is_yardstick:
             continue
         waited += 1
-        value = value_of(trial, goal) if trial.state is State.MEASURED else None
-        if value is None:
+        if trial.state is not State.MEASURED or value_of(trial, goals[0]) is None:
             continue
-        if best is None or goal.gain(value, best) > 1 + _noise(trial):
-            best, waited = value, 0
+        noise = _noise(trial) if launches is None else launches
+        if all(any(_is_better(trial, other, goal, noise) for goal in goals) for other in before):
+            before.append(trial)
+            waited = 0
     return waited
+
+
+def _is_better(trial: Trial, other: Trial, goal: Goal, noise: float) -> bool:
+    value, its = value_of(trial, goal), value_of(other, goal)
+    beyond = noise if goal.is_speed else NOISE
+    return value is not None and its is not None and its > 0 and goal.gain(value, its) > 1 + beyond
 
 
 def _noise(trial: Trial) -> float:

@@ -106,7 +106,7 @@ class Repeating(Recovery):
             active_s=active_seconds(trials, self.clock.now()),
             gpu_s=sum(trial.gpu_s for trial in trials),
             failures=len(failures_in_a_row(trials, self._started_at)),
-            without_improvement=without_improvement(trials, self.study.goal),
+            without_improvement=without_improvement(trials, self.study.goals or (self.study.goal,)),
         )
 
     def _reserve(self) -> Spent:

@@ -9,6 +9,7 @@ of knobs that occur together. The GP models the knobs that all trials have, and 
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,7 +28,10 @@ from sweeps.space import Choices, Dimension, Interval, Matters, Point, SearchSpa
 from sweeps.verdicts import Lesson
 from train_entry.contract import Scalar
 
-MAX_REPEATS = 25  # proposals of known points before we choose an unknown one ourselves
+# Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we
+# can list them, since each takes longer the more is known.
+LEAST_ASKED = 25
+LEAST_ASKED_OF_LISTED = 8
 MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
 MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
 
@@ -76,6 +80,10 @@ class Searcher:
     def is_finite(self) -> bool:
         return self._size is not None
 
+    @property
+    def _is_listed(self) -> bool:
+        return self._size is not None and self._size <= MAX_ENUMERATED
+
     def remember(self, lesson: Lesson) -> None:
         """A lesson of an earlier start. Knobs that do not matter there are left out, here and below."""
         point = self._space.reduce(lesson.point, self._matters)
@@ -102,10 +110,7 @@ class Searcher:
 
     def ask(self, merit: Merit | None = None, among: int = 1) -> Proposal | None:
         """A new point, of several proposals the one with the most merit; None when there is none."""
-        proposals = [self._next()]
-        while merit is not None and len(proposals) < among and proposals[-1] is not None:
-            proposals.append(self._next())
-        found = [proposal for proposal in proposals if proposal is not None]
+        found = self._proposals(1 if merit is None else among)
         if merit is None or not found:
             return next(iter(found), None)
         best = max(found, key=lambda proposal: merit(proposal.point))
@@ -115,15 +120,19 @@ class Searcher:
                 self._forget(proposal.number)
         return best
 
-    def _next(self) -> Proposal | None:
-        if self._size is not None and len(self._seen) >= self._size:
-            return None
-        for _ in range(0 if self._is_grid else MAX_REPEATS):
+    def _proposals(self, count: int) -> list[Proposal]:
+        """New points: the sampler's, and where it repeats itself, as it does in a small space, any others."""
+        found: list[Proposal] = []
+        least = LEAST_ASKED_OF_LISTED if self._is_listed else LEAST_ASKED
+        for _ in range(0 if self._is_grid else max(count, least)):
+            if len(found) == count or (self._size is not None and len(self._seen) >= self._size):
+                return found
             proposal = self._ask()
             if self._mark(proposal.point):
-                return proposal
-            self._forget(proposal.number)
-        return self._unseen()
+                found.append(proposal)
+            else:
+                self._forget(proposal.number)
+        return found + [self.resume(point) for point in self._unseen(count - len(found))]
 
     def is_new(self, point: Mapping[str, Scalar]) -> bool:
         """Whether nobody has proposed the point."""
@@ -161,16 +170,17 @@ class Searcher:
         self._open[trial.number] = trial
         return Proposal(point=point, number=trial.number)
 
-    def _unseen(self) -> Proposal | None:
-        """The next point of a grid, or any unknown one where the sampler knows only known ones."""
-        if self._size is None or self._size > MAX_ENUMERATED:
+    def _unseen(self, count: int) -> list[Point]:
+        """The next points of a grid, or any unknown ones."""
+        if not self._is_listed:
             drawn = (self._space.draw(self._random, self._matters) for _ in range(MAX_DRAWS))
-            return next((self.resume(point) for point in drawn if _key(point) not in self._seen), None)
+            unknown = {_key(point): point for point in drawn if _key(point) not in self._seen}
+            return list(itertools.islice(unknown.values(), count))
         unseen = (point for point in self._space.points(self._matters) if _key(point) not in self._seen)
         if self._is_grid:
-            return next((self.resume(point) for point in unseen), None)
+            return list(itertools.islice(unseen, count))
         points = list(unseen)
-        return self.resume(self._random.choice(points)) if points else None
+        return self._random.sample(points, min(count, len(points)))
 
     def _scores(self, lesson: Lesson) -> tuple[float, ...]:
         """FAIL is invisible to samplers, and the GP ignores PRUNED too: so a bad point gets a bad value."""

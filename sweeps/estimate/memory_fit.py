@@ -229,20 +229,23 @@ def _errors(row: _Row, values: Sequence[float], noise: float) -> list[_Error]:
 
 def _solve(errors: list[_Error], at: tuple[float, ...], start: tuple[float, ...]) -> tuple[float, ...]:
     """The best factors of errors taken as linear around `at`: one factor after the other, within bounds."""
-    weights = [error.weight for error in errors]
+    bounds, size = tuple(PRIORS.values()), range(len(PRIORS))
+    gradients, curvatures = [0.0] * len(bounds), [[0.0] * len(bounds) for _ in bounds]
+    for error in errors:
+        weight, slopes = error.weight, error.slopes
+        for one in size:
+            gradients[one] += weight * error.value * slopes[one]
+            for other in size:
+                curvatures[one][other] += weight * slopes[one] * slopes[other]
     values = list(at)
-    left = [error.value for error in errors]  # errors at `values`
     for _ in range(SWEEPS):
-        for index, (deviation, lowest, highest) in enumerate(PRIORS.values()):
+        for index, (deviation, lowest, highest) in enumerate(bounds):
             precision = 1 / deviation**2
-            gradient = (values[index] - start[index]) * precision
-            curvature = precision
-            for error, value, weight in zip(errors, left, weights, strict=True):
-                gradient += weight * value * error.slopes[index]
-                curvature += weight * error.slopes[index] ** 2
-            new = min(highest, max(lowest, values[index] - gradient / curvature))
+            gradient = gradients[index] + (values[index] - start[index]) * precision
+            new = values[index] - gradient / (curvatures[index][index] + precision)
+            new = min(highest, max(lowest, new))
             moved, values[index] = new - values[index], new
-            left = [value + error.slopes[index] * moved for error, value in zip(errors, left, strict=True)]
+            gradients = [was + moved * row[index] for was, row in zip(gradients, curvatures, strict=True)]
     return tuple(values)
 
 

@@ -76,7 +76,9 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        return sum(self.parts.values())
+        computing_s = self.forward_s + self.backward_s + self.recompute_s
+        exchange_s = self.tensor_s + self.reduce_s + self.gather_s + self.send_s + self.offload_s
+        return computing_s + exchange_s + self.waiting_s + self.bubble_s + self.update_s + self.fixed_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -3,6 +3,10 @@
 Of many noisy values the largest is too large. So the winner and its interval come from repeats alone: each
 turn measures every trial that is still in question once, in a fresh process, alone on the machine. What a
 turn has in common (a warmer machine) does not count, since trials are compared within it.
+
+How much repeats scatter is often known better with the first measurements beside them: so an interval is the
+narrower of two, with them and without, each of which may be wrong half as often. That the first ones were
+chosen for being large does no harm: it makes them scatter more, as does whatever has changed since then.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from sweeps.config.schema import ConfirmConfig
-from sweeps.search.standing import best_rung, contenders
+from sweeps.search.standing import best_rung, contenders, value_of
 from sweeps.search.students_t import quantile
 from train_entry.contract import Goal, Measurement, Purpose, Repeat, Standing, State, Trial, Winner
 
@@ -26,6 +30,7 @@ class Turns:
 
     trials: tuple[Trial, ...]
     rows: tuple[tuple[float, ...], ...]
+    firsts: tuple[float, ...]  # of each trial what was measured before all turns
 
     @property
     def count(self) -> int:
@@ -36,23 +41,33 @@ class Turns:
         return [fmean(row) for row in self.rows]
 
     @property
-    def freedom(self) -> int:
-        """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
-        return (max(2, len(self.rows)) - 1) * (self.count - 1)
-
-    @property
     def noise(self) -> float:
         """Standard deviation of one repeat, its turn's common part taken out."""
-        if self.count < 2:
-            return math.nan
-        turns = [fmean(column) for column in zip(*self.rows, strict=True)] if len(self.rows) > 1 else None
-        overall = fmean(self.means)
-        squares = sum(
-            (value - mean - ((turns[turn] - overall) if turns else 0.0)) ** 2
-            for row, mean in zip(self.rows, self.means, strict=True)
-            for turn, value in enumerate(row)
-        )
-        return max(LEAST_NOISE, math.sqrt(squares / self.freedom))
+        return _noise_of(self.rows)
+
+    def reach(self, tail: float) -> float:
+        """Half-width of a mean's interval that leaves out the truth so often on either side."""
+        with_firsts = [(first, *row) for first, row in zip(self.firsts, self.rows, strict=True)]
+        tables = (self.rows, with_firsts) if self.count > 1 else (with_firsts,)
+        widths = [quantile(1 - tail / len(tables), _freedom(rows)) * _noise_of(rows) for rows in tables]
+        return min(widths) / math.sqrt(self.count)
+
+
+def _freedom(rows: Sequence[Sequence[float]]) -> int:
+    """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
+    return (max(2, len(rows)) - 1) * (len(rows[0]) - 1)
+
+
+def _noise_of(rows: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of one value, what its trial and its turn have in common taken out."""
+    if not rows or len(rows[0]) < 2:
+        return math.nan
+    turns = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
+    squares = 0.0
+    for row in rows:
+        left = [value - turn for value, turn in zip(row, turns, strict=True)]
+        squares += sum((value - fmean(left)) ** 2 for value in left)
+    return max(LEAST_NOISE, math.sqrt(squares / _freedom(rows)))
 
 
 def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> list[Trial]:
@@ -94,13 +109,14 @@ def _noise(trial: Trial) -> float:
 def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:
     """Who may still be the best after so many turns; nobody where that is known.
 
-    Whoever is alone takes all turns: they are all that its interval has.
+    Whoever is alone goes on while its value is known less exactly than to `within`.
     """
     table = turns_of(chosen, goal, turns)
     if table.count < turns:
         return []
     left = _tied(table, config)
-    return left if len(left) > 1 or len(chosen) == 1 else []
+    is_vague = len(chosen) == 1 and _reach(table, config) > config.within
+    return left if len(left) > 1 or is_vague else []
 
 
 def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winner | None:
@@ -137,9 +153,12 @@ def turns_of(chosen: Sequence[Trial], goal: Goal, turns: int) -> Turns:
     """The table of the first turns; empty where a trial has not taken them all."""
     values = [_values(trial, goal)[:turns] for trial in chosen]
     if not values or any(len(row) < turns for row in values):
-        return Turns(trials=(), rows=())
-    rows = tuple(tuple(math.log(goal.gain(value, 1.0)) for value in row) for row in values)
-    return Turns(trials=tuple(chosen), rows=rows)
+        return Turns(trials=(), rows=(), firsts=())
+    return Turns(
+        trials=tuple(chosen),
+        rows=tuple(tuple(math.log(goal.gain(value, 1.0)) for value in row) for row in values),
+        firsts=tuple(math.log(goal.gain(value_of(trial, goal) or 1.0, 1.0)) for trial in chosen),
+    )
 
 
 def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
@@ -152,8 +171,7 @@ def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
 
 def _reach(table: Turns, config: ConfirmConfig, comparisons: int = 1) -> float:
     """Half-width of a mean's interval."""
-    tail = (1 - config.confidence) / comparisons / 2
-    return quantile(1 - tail, table.freedom) * table.noise / math.sqrt(table.count)
+    return table.reach((1 - config.confidence) / comparisons / 2)
 
 
 def _standing(trial: Trial, goal: Goal, table: Turns, config: ConfirmConfig) -> Standing:

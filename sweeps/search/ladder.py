@@ -52,14 +52,22 @@ class Ladder:
         """
         best: float | None = None
         start = 1
+        likely = self._likely(outlook)
         for flight in self.flights:
             step = _climb(flight[_first(flight, start, trials, outlook) :], trials, goal)
             best, start = _so_far(flight, trials, goal, best, start)
             if step is True:
                 return True
-            if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, best):
+            bar = likely if best is None else best
+            if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, bar):
                 return step
         return self._hybrid(trials, outlook, best)
+
+    def _likely(self, outlook: Outlook) -> float | None:
+        """What the best of all rungs is expected to reach: the bar while nothing is measured."""
+        rungs = [rung for flight in self.flights for rung in flight if outlook.fits(rung.candidate.plan)]
+        values = [value for rung in rungs if (value := outlook.expected(rung.candidate.plan)) is not None]
+        return max(values, key=outlook.score, default=None)
 
     def _hybrid(self, trials: Mapping[str, Trial], outlook: Outlook, best: float | None) -> Rung | bool:
         """Tensor until a layer fits, pipeline until the model does, data for the rest: what divides least."""
@@ -76,21 +84,14 @@ class Ladder:
 
 
 def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outlook: Outlook) -> int:
-    """Where to begin: where the flight before was best, past micro-batches that are known to be too small."""
-    sizes = (index for index, rung in enumerate(flight) if rung.candidate.plan.micro_batch >= start)
-    begin = next(sizes, len(flight) - 1)
-    fitting = [value for rung in flight if (value := _expected_if_fits(rung, outlook)) is not None]
-    best = max(fitting, key=outlook.score, default=None)
-    hopeful = (
-        index
-        for index, rung in enumerate(flight)
-        if rung.candidate.fingerprint in trials or outlook.may_beat(rung.candidate.plan, best)
-    )
-    return max(begin, next(hopeful, begin))
-
-
-def _expected_if_fits(rung: Rung, outlook: Outlook) -> float | None:
-    return outlook.expected(rung.candidate.plan) if outlook.fits(rung.candidate.plan) else None
+    """Where to begin: where it is expected to be fastest; of equals where the flight before was best."""
+    tried = (index for index, rung in enumerate(flight) if rung.candidate.fingerprint in trials)
+    if (begun := next(tried, None)) is not None:
+        return begun
+    scores = [_expected_score(rung, outlook) for rung in flight]
+    fastest = [index for index, score in enumerate(scores) if score == max(scores)]
+    large = (index for index in fastest if flight[index].candidate.plan.micro_batch >= start)
+    return next(large, fastest[-1])
 
 
 def _climb(flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal) -> Rung | bool:
@@ -124,7 +125,8 @@ def _so_far(
 
 
 def _expected_score(rung: Rung, outlook: Outlook) -> float:
-    value = outlook.expected(rung.candidate.plan)
+    """Larger is better; of what does not fit, or where nothing is known, without bound the worst."""
+    value = outlook.expected(rung.candidate.plan) if outlook.fits(rung.candidate.plan) else None
     return -math.inf if value is None else outlook.score(value)
 
 

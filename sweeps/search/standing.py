@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from statistics import fmean
 
 from train_entry.contract import Goal, Measurement, State, Trial
 
@@ -36,3 +38,20 @@ def best_value(trials: Iterable[Trial], goal: Goal) -> float | None:
 def best_rung(trials: Iterable[Trial], goal: Goal) -> Trial | None:
     """The best of what one tries by hand."""
     return next((trial for _, trial in contenders(trials, goal) if trial.rung is not None), None)
+
+
+def launch_noise(trials: Iterable[Trial], goal: Goal) -> float | None:
+    """What a launch is off by, as a share: two standard deviations; None where nothing was launched twice.
+
+    From trials that were measured again, to confirm them or to see drift: which then counts as noise.
+    """
+    squares, freedom = 0.0, 0
+    for trial in trials:
+        outcomes = [trial.outcome, *(repeat.outcome for repeat in trial.repeats)]
+        seen = [goal.value(outcome) for outcome in outcomes if isinstance(outcome, Measurement)]
+        logs = [math.log(value) for value in seen if value is not None and value > 0]
+        if len(logs) > 1:
+            mean = fmean(logs)
+            squares += sum((value - mean) ** 2 for value in logs)
+            freedom += len(logs) - 1
+    return 2 * math.sqrt(squares / freedom) if freedom else None

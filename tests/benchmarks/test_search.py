@@ -13,9 +13,11 @@ SHARDSWEEP_SEEDS says how many seeds (100), SHARDSWEEP_METHODS which methods (al
 from __future__ import annotations
 
 import functools
+import itertools
+import multiprocessing
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -65,10 +67,28 @@ def _charged(course: Course, spent: float | None, grid_gpu_s: float) -> float:
     return spent
 
 
-def courses(jobs: Iterable[tuple[str, str, int]]) -> list[Course]:
-    """Searches by method, table and seed; the same in whatever order, and on however many cores."""
-    with ProcessPoolExecutor() as pool:
-        return list(pool.map(_course, *zip(*jobs, strict=True), chunksize=5))
+@functools.cache
+def _pool() -> ProcessPoolExecutor:
+    """All cores, each with a process that computes on that core alone."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # read when a fresh process imports numpy
+    return ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    _pool().shutdown(cancel_futures=True)
+
+
+@functools.cache
+def _started() -> dict[tuple[str, str, int], Future[Course]]:
+    """Every search by method, table and seed, in the order of printing: so no core waits for a slow one.
+
+    Each is the same in whatever order, and on however many cores.
+    """
+    jobs = itertools.product(METHODS, _tables(), range(SEEDS))
+    return {job: _pool().submit(_course, *job) for job in jobs}
 
 
 def _course(method: str, table: str, seed: int) -> Course:
@@ -82,7 +102,9 @@ def _tables() -> dict[str, Table]:
 
 @functools.cache
 def result(method: str, table: str) -> Result:
-    found = courses([(method, table, seed) for seed in range(SEEDS)])
+    jobs = ((method, table, seed) for seed in range(SEEDS))
+    started = _started()
+    found = [started[job].result() if job in started else _course(*job) for job in jobs]
     return result_of(found, course_of("full grid", _tables()[table], 0).total_gpu_s)
 
 
@@ -163,12 +185,14 @@ def _over(values: Sequence[float], most: int) -> Interval:
     return statistics.mean([value / most for value in values])
 
 
+def _tells_apart(seed: int) -> bool:
+    found = searched(twins(), seed, Ours(ladder=False, prior=0, improvement=0.0))
+    return found.winner is not None and not found.winner.tied
+
+
 def test_two_equal_plans_are_seldom_told_apart() -> None:
     """A/A: two plans of one and the same step time; the winner must not be called better than the other."""
-    table = twins()
-    ours = Ours(ladder=False, prior=0, improvement=0.0)
-    told = [searched(table, seed, ours) for seed in range(2 * SEEDS)]
-    better = [found.winner is not None and not found.winner.tied for found in told]
+    better = list(_pool().map(_tells_apart, range(2 * SEEDS)))
     print(goal_line("\nequal plans of which one is called better", 0.05, statistics.share(better)))
     assert statistics.share(better).low <= 0.05
 

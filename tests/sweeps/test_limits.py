@@ -179,14 +179,38 @@ def test_failures_in_a_row_are_of_one_kind_and_of_this_start(
 def test_patience_counts_trials_of_the_search_since_the_best_improved_beyond_noise(
     trials: list[Trial], waited: int
 ) -> None:
-    assert without_improvement(trials, GOAL) == waited
+    assert without_improvement(trials, [GOAL]) == waited
 
 
 def test_less_is_an_improvement_where_the_goal_is_minimised() -> None:
-    assert (
-        without_improvement([measured(1), measured(2, 110.0)], Goal(name="time_to_tokens", tokens=1e6)) == 0
-    )
-    assert without_improvement([measured(1), measured(2, 90.0)], Goal(name="time_to_tokens", tokens=1e6)) == 1
+    time = Goal(name="time_to_tokens", tokens=1e6)
+    assert without_improvement([measured(1), measured(2, 110.0)], [time]) == 0
+    assert without_improvement([measured(1), measured(2, 90.0)], [time]) == 1
+
+
+def sized(number: int, tokens_per_s: float, peak_bytes: int) -> Trial:
+    seen = a_measurement(tokens_per_s=tokens_per_s, peak_bytes=peak_bytes)
+    return a_measured_trial(number=number, outcome=seen, closed_at=float(number))
+
+
+@pytest.mark.parametrize(
+    ("second", "waited"),
+    [((90.0, 50), 0), ((110.0, 200), 0), ((90.0, 100), 1), ((100.2, 100), 1), ((90.0, 200), 1)],
+    ids=["slower and smaller", "faster and larger", "slower", "faster by noise", "worse by both"],
+)
+def test_with_two_goals_a_trial_that_joins_the_front_is_an_improvement(
+    second: tuple[float, int], waited: int
+) -> None:
+    goals = [GOAL, Goal(name="peak_bytes")]
+    assert without_improvement([sized(1, 100.0, 100), sized(2, *second)], goals) == waited
+
+
+def test_where_launches_are_known_to_differ_by_more_a_gain_must_be_larger() -> None:
+    again = [a_measurement(tokens_per_s=speed) for speed in (94.0, 106.0)]
+    repeats = tuple(Repeat(attempt=2, purpose=Purpose.DRIFT, turn=0, outcome=seen) for seen in again)
+    better = measured(2, 108.0)
+    assert without_improvement([measured(1), better], [GOAL]) == 0
+    assert without_improvement([measured(1, repeats=repeats), better], [GOAL]) == 1
 
 
 def test_time_counts_while_a_closed_trial_is_measured_again() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.limits import StopReason
+from sweeps.config.schema import ConfirmConfig
+from sweeps.limits import Limits, StopReason
 from sweeps.search.standing import contenders
 from tests.sweeps.fake_cluster import as_estimated, crash, measured, measured_as, oom
 from tests.sweeps.loop_bench import NO_LIMIT, PLAIN, Bench, Crashed, die
@@ -42,8 +43,8 @@ def test_the_ladder_comes_first_then_the_prior_then_the_sampler(directed: Callab
     study = directed()
     assert study.start(*NINE_PLANS, "search.prior=2") is StopReason.EXHAUSTED
     rungs = [(trial.rung, trial.values["micro_batch"]) for trial in study.trials if trial.rung]
-    assert rungs == [("ddp", 2), ("ddp", 4), ("zero1", 4), ("zero2", 4)]
-    assert origins(study) == [Origin.LADDER] * 4 + [Origin.PRIOR] * 2 + [Origin.SAMPLER] * 3
+    assert rungs == [("ddp", 4), ("zero1", 4), ("zero2", 4)]
+    assert origins(study) == [Origin.LADDER] * 3 + [Origin.PRIOR] * 2 + [Origin.SAMPLER] * 4
     assert (len(set(study.launched_plans)), study.states) == (9, [State.MEASURED] * 9)
     assert len(study.told) == 9
 
@@ -76,10 +77,12 @@ def test_a_rung_out_of_memory_is_followed_by_its_remedy(directed: Callable[..., 
     assert (remedy.origin, remedy.parent, remedy.rung) == (Origin.REMEDY, rung.number, "zero1")
     assert remedy.values == {**rung.values, "activation_checkpointing": "full"}
     assert remedy.state is State.INFEASIBLE
-    # Half the micro-batch, checkpointed, is next, but cannot be the best: it is left to the sampler.
+    # Half the micro-batch, checkpointed, is next, as little is known of the machine yet.
     assert remedy.advice is not None
     assert remedy.advice.changes == {"micro_batch": 2}
-    assert origins(study)[remedy.number :] == [Origin.SAMPLER] * (len(study.trials) - remedy.number)
+    second, *others = study.trials[remedy.number :]
+    assert (second.origin, second.parent) == (Origin.REMEDY, remedy.number)
+    assert [trial.origin for trial in others] == [Origin.SAMPLER] * len(others)
 
 
 # ---------------------------------------------------------------- one GPU alone
@@ -119,7 +122,7 @@ def test_a_search_ends_when_nothing_left_is_expected_to_be_better(directed: Call
     space = ("strategy=ddp,zero1,zero2,zero3", "micro_batch=1,2,4", "activation_checkpointing=none,full")
     assert study.start(*space, "limits.improvement=0.02") is StopReason.NO_BETTER
     assert 3 <= len(study.launched_plans) < 12
-    assert study.launched_plans[1] == "ddp x4"  # the best by estimate, and so in truth
+    assert study.launched_plans[0] == "ddp x4"  # the best by estimate, and so in truth
     launched = len(study.launched_plans)
     assert study.start(*space, "limits.improvement=0.02") is StopReason.NO_BETTER
     assert len(study.launched_plans) == launched
@@ -153,6 +156,38 @@ def test_patience_ends_a_study_that_improves_by_noise_only(bench: Callable[..., 
     limits = dataclasses.replace(NO_LIMIT, patience=2)
     assert study.start("micro_batch=1,2,4,8", "search=grid", limits=limits) is StopReason.PATIENCE
     assert study.launched_plans == ["zero1 x1", "zero1 x2", "zero1 x4"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (dataclasses.replace(NO_LIMIT, cost=5.0, price_per_gpu_hour=180.0), StopReason.COST),
+        (dataclasses.replace(NO_LIMIT, gpu_hours=100 / 3600), StopReason.GPU_HOURS),
+    ],
+    ids=["money", "GPU-hours"],
+)
+def test_of_money_and_gpu_hours_what_the_confirmation_takes_is_left_for_it(
+    bench: Callable[..., Bench], limits: Limits, reason: StopReason
+) -> None:
+    """Each launch takes 20 GPU-seconds, or one of five coins: three trials, and two turns of the best."""
+    study = bench({"zero1 x2": [measured(200.0)]})
+    asked = ("micro_batch=1,2,4,8", "search=grid")
+    confirm = ConfirmConfig(best=1, drift_every=0)
+    ended = study.start(*asked, limits=limits, confirm=confirm)
+    assert ended is reason
+    assert study.launched_plans == ["zero1 x1", "zero1 x2", "zero1 x4", "zero1 x2", "zero1 x2"]
+    assert sum(trial.gpu_s for trial in study.trials) == pytest.approx(100)
+
+
+def test_of_hours_what_the_confirmation_takes_is_left_for_it(bench: Callable[..., Bench]) -> None:
+    study = bench({"zero1 x2": [measured(200.0)]})
+    asked = ("micro_batch=1,2,4,8", "search=grid")
+    confirm = ConfirmConfig(best=1, drift_every=0)
+    limits = dataclasses.replace(NO_LIMIT, hours=21 / 3600)  # two turns are expected to take 10 s each
+    assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.HOURS
+    _, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
+    assert len(study.trials) < 4
+    assert len(repeats) == 2
 
 
 # ---------------------------------------------------------------- no plan that is known to fail
@@ -235,7 +270,7 @@ def test_two_goals_are_searched_and_taught_together(directed: Callable[..., Benc
         FailureKind.GPU_OOM
     ]
     speeds = [tuple(values) for values in study.told]
-    assert speeds.count((100.0, -900.0)) == 3
+    assert speeds.count((100.0, -900.0)) == 4  # what ran out of memory is told as the worst so far
     assert speeds.count((80.0, -400.0)) >= 3
     assert Origin.SAMPLER in origins(study)
 

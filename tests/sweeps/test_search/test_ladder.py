@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -146,11 +147,23 @@ def test_doubling_ends_where_a_trial_was_stopped() -> None:
 
 
 def test_a_rung_that_cannot_be_best_by_twice_the_error_is_left_out() -> None:
-    # 0.15 twice is a factor of 1.35: 70 may be 94 and no more, 80 may be 108.
-    speeds = {1: 100.0, 2: 70.0, 3: 80.0}
+    margin = math.exp(-2 * estimated().error(a_plan()))
+    speeds = {1: 100.0, 2: 100 * margin * 0.98, 3: 100 * margin * 1.02}
     outlook = estimated(lambda plan: speeds[plan.zero.stage])
     found = ladder(strategy=("zero1", "zero2", "zero3"), micro_batch=(1,))
     assert climb(found, outlook=outlook) == [("zero1", 1), ("zero3", 1)]
+
+
+def test_the_first_rung_is_left_out_too_where_another_is_expected_to_be_far_better() -> None:
+    speeds = {0: 10.0, 2: 100.0}
+    outlook = estimated(lambda plan: speeds[0 if plan.engine is Engine.DDP else 2])
+    assert climb(ladder(strategy=("ddp", "zero2"), micro_batch=(4,)), outlook=outlook) == [("zero2", 4)]
+
+
+def test_a_strategy_begins_with_the_micro_batch_that_is_expected_to_be_fastest() -> None:
+    outlook = estimated(lambda plan: SPEEDS[plan.micro_batch])
+    found = ladder(strategy=("zero1", "zero2"), micro_batch=(1, 2, 4, 8))
+    assert climb(found, outlook=outlook) == [("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
 
 
 def test_micro_batches_that_are_known_to_be_too_small_are_passed_over() -> None:
