@@ -100,9 +100,10 @@ class StudyLoop(Repeating):
     def _interrupt(self) -> StopReason:
         fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
         self.observer.message(f"interrupted: {len(self._running)} running trials are {fate}")
-        for number, handle in list(self._running.items()):
-            if self.cancel_on_interrupt:
-                self.cluster.cancel(handle)
+        if self.cancel_on_interrupt:
+            for problem in self.cluster.cancel(*self._running.values()):
+                self.observer.message(problem)
+            for number, handle in list(self._running.items()):
                 self._finish(number, handle, cancelled=True)
         for trial in self._queued():
             self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())

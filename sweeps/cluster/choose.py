@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster import held, hostfile, local, slurm
+from sweeps.cluster import held, held_steps, hostfile, local, slurm
 from sweeps.cluster.base import Cluster
 from sweeps.cluster.devices import as_wanted, detect
 from sweeps.cluster.held_request import hold_layout, hold_minutes, require_holdable
@@ -15,7 +17,7 @@ from sweeps.cluster.probe import Probe, ask_a_node, known_report, report_path
 from sweeps.cluster.slurm_check import Survey, require_acceptable, survey
 from sweeps.cluster.slurm_request import Site
 from sweeps.config.schema import SweepConfig
-from sweeps.errors import ConfigError
+from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
 from sweeps.plan import default_ranks
 from train_entry.contract import AttemptDir, StudyDir, Submission, read_document
@@ -39,33 +41,38 @@ def find_place(config: SweepConfig) -> Place:
     return Place(machine=detect(config.cluster, config.gate))
 
 
-def open_cluster(place: Place, parallel: int, study: StudyDir) -> Cluster:
+def open_cluster(place: Place, parallel: int, study: StudyDir, say: Callable[[str], None]) -> Cluster:
+    """`say`: to a person, once, what keeps trials waiting."""
     if place.site is not None and place.site.cluster.hold:
-        return held.HeldCluster(place.site, parallel, study)
+        return held.HeldCluster(place.site, parallel, study, say=say)
     if place.site is not None:
-        return slurm.SlurmCluster(place.site, parallel)
+        return slurm.SlurmCluster(place.site, parallel, say=say)
     if place.hosts is not None:
         return hostfile.HostfileCluster(place.hosts, place.machine, parallel)
     return local.LocalCluster(place.machine, parallel)
 
 
-def close_cluster(cluster: Cluster) -> None:
-    """Give back what is held for the study, unless trials still run in it."""
-    if isinstance(cluster, held.HeldCluster):
-        cluster.give_back()
+def close_cluster(cluster: Cluster) -> list[str]:
+    """Give back what is held for the study, unless trials still run in it. Lines for what may stay."""
+    return cluster.give_back() if isinstance(cluster, held.HeldCluster) else []
 
 
-def cancel_attempt(attempt: AttemptDir) -> None:
-    """End all processes of an attempt, whoever launched it. Raises SweepError where it cannot."""
-    submission = read_document(attempt.submission, Submission)
-    if submission is not None and submission.cluster == slurm.NAME:
-        slurm.cancel_attempt(attempt)
-    elif submission is not None and submission.cluster == held.NAME:
-        held.cancel_attempt(attempt)
-    elif submission is not None and submission.cluster == hostfile.NAME:
-        hostfile.cancel_attempt(attempt)
-    else:
-        local.cancel_attempt(attempt)
+def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
+    """End all processes of attempts, whoever launched them. A line for each that may still run."""
+    launched: defaultdict[str, list[AttemptDir]] = defaultdict(list)
+    for attempt in attempts:
+        submission = read_document(attempt.submission, Submission)
+        launched[submission.cluster if submission else ""].append(attempt)
+    problems = slurm.cancel_attempts(launched.pop(slurm.NAME, []))
+    problems += held_steps.cancel_attempts(launched.pop(held.NAME, []))
+    for name, those in launched.items():
+        end = hostfile.cancel_attempt if name == hostfile.NAME else local.cancel_attempt
+        for attempt in those:
+            try:
+                end(attempt)
+            except SweepError as error:
+                problems.append(str(error))
+    return problems
 
 
 def _hostfile_place(config: SweepConfig) -> Place:
@@ -93,7 +100,9 @@ def _slurm_place(config: SweepConfig) -> Place:
     machine = as_wanted(_host(probe, seen), cluster, config.gate)
     if cluster.hold:
         machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
-    return Place(machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops))
+    return Place(
+        machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops)
+    )
 
 
 def _probe(config: SweepConfig, site: Site, seen: Survey) -> Probe:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from sweeps.cluster.devices import find_gpus, host_with
 from sweeps.cluster.node_ops import copy_ops, cpu_signature
-from sweeps.cluster.slurm import Executor, cancel_job
 from sweeps.cluster.slurm_check import Survey
 from sweeps.cluster.slurm_queries import JobWatch
 from sweeps.cluster.slurm_request import Layout, Site, submitit_parameters
+from sweeps.cluster.slurm_submit import Executor, cancel_jobs
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
@@ -127,7 +127,8 @@ def _wait(job_id: str, answer: Path) -> None:
             time.sleep(LOOK_S)
             os.listdir(answer.parent)  # makes NFS look again
     except KeyboardInterrupt:
-        cancel_job(job_id, watch)
+        for problem in cancel_jobs([job_id], watch):
+            print(problem, file=sys.stderr)
         raise
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster.slurm import Executor
 from sweeps.cluster.slurm_queries import (
     SINFO,
     NodeFacts,
@@ -21,6 +20,7 @@ from sweeps.cluster.slurm_queries import (
     said,
 )
 from sweeps.cluster.slurm_request import Layout, Site, memory, minutes, submitit_parameters
+from sweeps.cluster.slurm_submit import Executor
 from sweeps.config.schema import ClusterConfig, LimitsConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine

@@ -53,13 +53,24 @@ class Site:
     cluster: ClusterConfig
     machine: Machine
     longest_min: int | None = None  # the partition's limit; None: none
+    gpus_on_node: int | None = None  # whoever uses them; None: no more than ours
     ops: str | None = None  # where DeepSpeed's operators lie, compiled for these nodes; None: not known yet
+
+    @property
+    def slots_on_node(self) -> int:
+        """More than ours where the configuration takes a part of a node's GPUs."""
+        return max(self.gpus_on_node or 0, self.machine.ranks_per_node)
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Its share of the node's; of a node that is all ours, all are shared by our ranks."""
+        sharing = self.machine.ranks_per_node if self.cluster.exclusive else self.slots_on_node
+        return self.cluster.cpus_per_rank or max(1, self.machine.cores // sharing)
 
 
 def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> dict[str, Any]:
     """Those of submitit's SlurmExecutor that no single trial changes: where, how many, under what name."""
-    cluster, machine = site.cluster, site.machine
-    cores = cluster.cpus_per_rank or max(1, machine.cores // machine.ranks_per_node)
+    cluster, machine, cores = site.cluster, site.machine, site.cores_per_rank
     parameters = {
         "job_name": name,
         "comment": comment,
@@ -72,7 +83,7 @@ def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> 
         "nodes": layout.nodes,
         "ntasks_per_node": layout.tasks_per_node,
         "cpus_per_task": cores,
-        "gpus_per_node": _gpus(cluster, layout) if machine.device == "cuda" else None,
+        "gpus_per_node": gpus(cluster, layout) if machine.device == "cuda" else None,
         "stderr_to_stdout": True,
         "signal_delay_s": WARNING_S,
         "setup": setup_lines(site),
@@ -144,6 +155,6 @@ def arguments(given: list[str]) -> Mapping[str, Any]:
     return {name: value if equals else True for name, equals, value in pairs}
 
 
-def _gpus(cluster: ClusterConfig, layout: Layout) -> str:
+def gpus(cluster: ClusterConfig, layout: Layout) -> str:
     count = str(layout.tasks_per_node)
     return f"{cluster.gpu_type}:{count}" if cluster.gpu_type else count
