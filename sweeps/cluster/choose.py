@@ -88,6 +88,7 @@ def _slurm_place(config: SweepConfig) -> Place:
         cluster=cluster,
         machine=as_wanted(seen.host(None), dataclasses.replace(cluster, memory_limit_gib=None)),
         longest_min=seen.longest_min,
+        gpus_on_node=seen.gpus_on_node,
     )
     ranks = config.ranks or default_ranks(site.machine)
     if cluster.hold:
