@@ -102,7 +102,7 @@ def _slurm_place(config: SweepConfig) -> Place:
     if cluster.hold:
         machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
     return Place(
-        machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops)
+        machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops, ops_cpu=probe.cpu)
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.cluster.node_ops import SOURCE
+from sweeps.cluster.node_ops import SOURCE, SOURCE_CPU
 from sweeps.cluster.rendezvous import INTERFACE, PORTS
 from sweeps.config.schema import ClusterConfig
 from sweeps.machine import Machine
@@ -54,7 +54,8 @@ class Site:
     machine: Machine
     longest_min: int | None = None  # the partition's limit; None: none
     gpus_on_node: int | None = None  # whoever uses them; None: no more than ours
-    ops: str | None = None  # where DeepSpeed's operators lie, compiled for these nodes; None: not known yet
+    ops: str | None = None  # where DeepSpeed's operators lie, compiled; None: not known yet
+    ops_cpu: str | None = None  # for processors of this signature
 
     @property
     def slots_on_node(self) -> int:
@@ -140,8 +141,8 @@ def setup_lines(site: Site) -> list[str]:
     variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PORTS: site.cluster.ports}
     if site.cluster.interface:
         variables[INTERFACE] = site.cluster.interface
-    if site.ops:
-        variables[SOURCE] = site.ops
+    if site.ops and site.ops_cpu:
+        variables |= {SOURCE: site.ops, SOURCE_CPU: site.ops_cpu}
     if site.machine.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -77,12 +77,12 @@ def test_containers_and_modules_reach_the_script(tmp_path: Path, monkeypatch: py
 
 def test_jobs_are_told_ports_interface_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = dataclasses.replace(
-        site(interface="ib0", ports="31000-31010"), ops="/shared/my ops"
+        site(interface="ib0", ports="31000-31010"), ops="/shared/my ops", ops_cpu="f0"
     )
     lines = script(where, 8, tmp_path, monkeypatch)
     assert "export SHARDSWEEP_PORTS=31000-31010" in lines
     assert "export SHARDSWEEP_INTERFACE=ib0" in lines
-    assert "export SHARDSWEEP_OPS='/shared/my ops'" in lines
+    assert {"export SHARDSWEEP_OPS='/shared/my ops'", "export SHARDSWEEP_OPS_CPU=f0"} <= set(lines)
     assert not any("CUDA_VISIBLE_DEVICES" in line for line in lines), "Slurm says which"
 
 
