@@ -15,7 +15,7 @@ from sweeps.cluster.held_request import hold_layout, hold_minutes, require_holda
 from sweeps.cluster.host_check import find_hosts, find_machine
 from sweeps.cluster.probe import Probe, ask_a_node, known_report, report_path
 from sweeps.cluster.slurm_check import Survey, require_acceptable, survey
-from sweeps.cluster.slurm_request import Site
+from sweeps.cluster.slurm_request import GIB, Site
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
@@ -98,7 +98,7 @@ def _slurm_place(config: SweepConfig) -> Place:
     else:
         require_acceptable(site, ranks, config.limits)
     probe = _probe(config, site, seen)
-    machine = as_wanted(_host(probe, seen), cluster, config.gate)
+    machine = as_wanted(_host(probe, seen, cluster.memory_gib), cluster, config.gate)
     if cluster.hold:
         machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
     return Place(
@@ -118,9 +118,12 @@ def _probe(config: SweepConfig, site: Site, seen: Survey) -> Probe:
     return ask_a_node(path, site, seen)
 
 
-def _host(probe: Probe, seen: Survey) -> Machine:
+def _host(probe: Probe, seen: Survey, memory_gib: float | None) -> Machine:
     """What the scheduler gives of a node, and what only the node itself could tell."""
     there = seen.host(probe.machine.gpus[0] if probe.machine.gpus else None)
+    has_bytes = there.host_memory_bytes
+    if memory_gib and has_bytes:  # a job gets no more than it asks for
+        has_bytes = min(has_bytes, int(memory_gib * GIB))
     return dataclasses.replace(
         probe.machine,
         device=there.device,
@@ -128,5 +131,5 @@ def _host(probe: Probe, seen: Survey) -> Machine:
         ranks_per_node=there.ranks_per_node,
         gpus=there.gpus,
         cores=there.cores,
-        host_memory_bytes=there.host_memory_bytes,
+        host_memory_bytes=has_bytes,
     )
