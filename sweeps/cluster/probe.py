@@ -24,6 +24,7 @@ from sweeps.cluster.slurm_check import Survey
 from sweeps.cluster.slurm_queries import JobWatch
 from sweeps.cluster.slurm_request import Layout, Site, memory, submitit_parameters
 from sweeps.cluster.slurm_submit import Executor, cancel_jobs
+from sweeps.cluster.slurm_words import remedy
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
@@ -137,7 +138,8 @@ def _wait(job_id: str, answer: Path) -> None:
             facts = watch.facts(job_id)
             if facts is not None and facts.is_waiting and facts.reason not in (told, "None"):
                 told = facts.reason
-                print(f"job {job_id} waits: {told}", flush=True)
+                helps = remedy(told)
+                print(f"job {job_id} waits: {told}{f'; {helps}' if helps else ''}", flush=True)
             if facts is not None and facts.is_over:
                 over_at = over_at or time.monotonic()
             if facts is not None and over_at is not None and time.monotonic() - over_at > FILES_S:

@@ -23,7 +23,8 @@ CANCEL_S = 120.0  # for a cancelled job to be gone; Slurm itself waits KillWait,
 ENDING_S = 10.0  # for one that is ending to be over: its ranks write how they ended, within seconds
 AGAIN_S = 15.0  # after a scancel that may not have been heard
 LOOK_S = 0.2
-UNKNOWN = re.compile(r"job id (\S+?):? Invalid job id")
+# What scancel says of a job that it need not tell: over for long, or ending already.
+PAST = re.compile(r"job id (\S+?):? (?:Invalid job id|Job/step already complet)")
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
@@ -98,12 +99,12 @@ class Sending:
 
 
 def scancel(job_ids: Sequence[str]) -> tuple[set[str], str]:
-    """Tell jobs to end. Returns those that Slurm does not know any more, and what it refused, or nothing."""
+    """Tell jobs to end. Returns those that have ended before, and what it refused, or nothing."""
     try:
         ask("scancel", *job_ids)
     except SlurmError as error:
-        unknown = set(UNKNOWN.findall(str(error))) & set(job_ids)
-        return unknown, "" if unknown else str(error)
+        past = set(PAST.findall(str(error))) & set(job_ids)
+        return past, "" if past else str(error)
     return set(), ""
 
 
