@@ -217,7 +217,7 @@ class SlurmCluster:
         for job_id, since in list(self._leaving.items()):
             facts = self.watch.facts(job_id)
             is_over = facts is not None and facts.is_over
-            if not is_over and time.monotonic() - since >= LEAVING_S:
+            if not is_over and not self.watch.is_silent and time.monotonic() - since >= LEAVING_S:
                 over, refusal = scancel([job_id])
                 is_over = not refusal or job_id in over
                 self._leaving[job_id] = time.monotonic()  # where it was not heard, it is said again

@@ -26,6 +26,7 @@ FOREIGN_LAUNCHERS = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+PATIENCE = 10  # times as long, with an accounting that is down
 LIMIT_S = 60.0  # Slurm's own commands give up on a controller sooner
 
 SQUEUE = "%i|%T|%r|%M|%l|%j|%k"  # id, state, why it waits, time used, its limit, name, comment
@@ -248,6 +249,7 @@ class JobWatch:
     _missed_at: dict[str, float] = field(default_factory=dict)  # jobs to look up there, since when
     _asked_at: float = float("-inf")
     _accounted_at: float = float("-inf")
+    _told_at: float = float("-inf")  # when the accounting last answered
 
     @property
     def is_silent(self) -> bool:
@@ -301,7 +303,10 @@ class JobWatch:
         return JobFacts(job_id=job_id, state="GONE") if self._is_gone(job_id) else None
 
     def _is_gone(self, job_id: str) -> bool:
-        return self.now() - self._missed_at.get(job_id, self.now()) > self.gone_after_s
+        """An accounting that is down may still come to tell more, but not for ever."""
+        missed_at = self._missed_at.get(job_id, self.now())
+        has_told = not self.has_accounting or self._told_at > missed_at
+        return self.now() - missed_at > self.gone_after_s * (1 if has_told else PATIENCE)
 
     def _refresh(self) -> None:
         if self.now() - self._asked_at < self.squeue_every_s:
@@ -326,6 +331,7 @@ class JobWatch:
         except SlurmError as error:
             self.has_accounting = "disabled" not in str(error)
             return
+        self._told_at = self.now()
         over = {job_id: found for job_id, found in parse_sacct(text).items() if found.is_over}
         self._final |= over
         for job_id in over:

@@ -14,7 +14,7 @@ from pathlib import Path
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from sweeps.cluster.slurm_queries import JobWatch, SlurmError, ask, is_foreign, said
+from sweeps.cluster.slurm_queries import JobFacts, JobWatch, SlurmError, ask, is_foreign, said
 from sweeps.errors import SweepError
 
 RESEND_S = 15.0  # after sbatch has refused: too many jobs of this user, a controller that restarts
@@ -22,6 +22,7 @@ REFUSED_S = 600.0  # and for so long
 CANCEL_S = 120.0  # for a cancelled job to be gone; Slurm itself waits KillWait, 30 s, before it kills
 ENDING_S = 10.0  # for one that is ending to be over: its ranks write how they ended, within seconds
 AGAIN_S = 15.0  # after a scancel that may not have been heard
+UNLISTED_S = 2.0  # after a scancel that was heard, for squeue to list a job that is still there
 LOOK_S = 0.2
 # What scancel says of a job that it need not tell: over for long, or ending already.
 PAST = re.compile(r"job id (\S+?):? (?:Invalid job id|Job/step already complet)")
@@ -121,13 +122,17 @@ def cancel_jobs(job_ids: Sequence[str], watch: JobWatch) -> list[str]:
             told_at = time.monotonic()
             watch.expire()
         may_be_ending = time.monotonic() - began > ENDING_S
-        left -= {job_id for job_id in left if _is_gone(job_id, watch, may_be_ending)}
+        seen = {job_id: watch.facts(job_id) for job_id in left}
+        was_heard = not refusal and watch.answered_at - told_at > UNLISTED_S
+        left -= {job_id for job_id, facts in seen.items() if _is_gone(facts, may_be_ending, was_heard)}
         if left:
             time.sleep(LOOK_S)
     why = refusal or f"it is still there {CANCEL_S:.0f} s after scancel"
     return [f"job {job_id} may still run: {why}; try `scancel {job_id}` later" for job_id in sorted(left)]
 
 
-def _is_gone(job_id: str, watch: JobWatch, may_be_ending: bool) -> bool:
-    facts = watch.facts(job_id)
-    return facts is not None and (facts.is_over or (may_be_ending and facts.is_ending))
+def _is_gone(facts: JobFacts | None, may_be_ending: bool, was_heard: bool) -> bool:
+    """`was_heard`: scancel, before squeue was asked what there is."""
+    if facts is None:
+        return was_heard
+    return facts.is_over or (may_be_ending and facts.is_ending)

@@ -27,7 +27,8 @@ class Scheduler:
     """squeue and sacct, as a test wants them, and a clock."""
 
     squeue: str = ""
-    sacct: str | None = ""  # None: no accounting
+    sacct: str | None = ""  # None: it refuses
+    refusal: str = "Slurm accounting storage is disabled"
     down: bool = False
     time_s: float = 0.0
     asked: list[str] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Scheduler:
         if command[0] == "squeue":
             return self.squeue
         if self.sacct is None:
-            raise SlurmError("Slurm accounting storage is disabled")
+            raise SlurmError(self.refusal)
         return self.sacct
 
     def watch(self) -> JobWatch:
@@ -143,6 +144,20 @@ def test_without_accounting_it_is_gone_after_a_while() -> None:
     slurm.time_s = 70.0
     assert state(watch) == "GONE"
     assert slurm.asked.count("sacct") == 1
+
+
+def test_an_accounting_that_is_down_is_waited_for_but_not_for_ever() -> None:
+    slurm = Scheduler(sacct=None, refusal="Connection refused")
+    watch = slurm.watch()
+    assert state(watch) is None
+    slurm.time_s = 100.0
+    assert state(watch) is None
+    slurm.sacct, slurm.time_s = "7|NODE_FAIL|0:0|00:01:00|00:30:00\n", 110.0
+    assert state(watch) == "NODE_FAIL"
+    slurm.sacct = None
+    assert state(watch, "8") is None
+    slurm.time_s = 800.0
+    assert state(watch, "8") == "GONE"
 
 
 def test_nothing_is_concluded_while_the_controller_is_away() -> None:

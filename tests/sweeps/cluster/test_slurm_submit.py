@@ -40,7 +40,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_jobs_are_told_to_end_before_any_is_waited_for(commands: Commands) -> None:
     watch = watching(ROW.format(7, "RUNNING") + ROW.format(8, "RUNNING"), ROW.format(7, "CANCELLED"))
-    watch.gone_after_s = 0.0
     assert cancel_jobs(["7", "8"], watch) == []
     assert commands.calls("scancel") == ["7 8"]
 
@@ -71,6 +70,15 @@ def test_a_job_over_for_long_is_no_problem(commands: Commands) -> None:
     commands.answer("scancel", err=said, status=1)
     assert scancel(["7"]) == ({"7"}, "")
     assert cancel_jobs(["7"], watching(None)) == []
+
+
+def test_a_job_that_nobody_lists_after_scancel_is_gone(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_submit, "UNLISTED_S", 0.0)
+    monkeypatch.setattr(slurm_submit, "CANCEL_S", 2.0)
+    assert cancel_jobs(["7"], watching("")) == []
+    assert len(cancel_jobs(["7"], watching(None))) == 1, "nothing is concluded where squeue is silent"
 
 
 # ---------------------------------------------------------------- submitting
