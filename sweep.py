@@ -238,7 +238,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
     gate = config.gate
     admission = Admission(session.forecaster, gate.enabled, gate.borderline, config.search.dominance)
     rules = rules_for(config, goals, machine, points)
-    cluster = open_cluster(session.place, parallel, session.directory)
+    cluster = open_cluster(session.place, parallel, session.directory, display.message)
     loop = StudyLoop(
         study=session.record,
         planner=planner,
@@ -261,7 +261,8 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         return loop.run(session.single)
     finally:
         display.stop()
-        close_cluster(cluster)
+        for problem in close_cluster(cluster):
+            print(problem, file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
 
 

@@ -81,6 +81,7 @@ class TrialRow:
     mfu: float | None = None
     cards: Cards | None = None
     is_slowed: bool = False  # by heat or by the power supply
+    is_mixed: bool = False  # its ranks ran on different cards
     loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
     loss_tokens: int | None = None  # seen by the last of those steps
 
@@ -179,6 +180,7 @@ def _with_measurement(row: TrialRow, source: Trial, seen: Measurement, goals: Se
         mfu=seen.mfu,
         cards=_cards(seen),
         is_slowed=seen.is_suspect,
+        is_mixed=seen.is_mixed,
     )
 
 

@@ -211,6 +211,8 @@ def _more_of_state(row: TrialRow) -> Iterator[str]:
         yield "estimated"
     elif row.failure is not None and row.failure.kind.value != row.state.value:
         yield row.failure.kind.value
+    elif row.is_mixed:
+        yield "mixed_cards"
     elif row.state is State.SUSPECT and row.cards:
         yield from row.cards.throttled[:1]
     if row.is_yardstick:

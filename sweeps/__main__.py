@@ -159,15 +159,16 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from sweeps.cluster.choose import cancel_attempt  # submitit: half a second that `list` need not wait
+    from sweeps.cluster.choose import cancel_attempts  # submitit: half a second that `list` need not wait
 
     directory = StudyDir(Path(options.study_dir))
     _study(directory)
     with exclusive(directory):  # an orchestrator that is still there would launch it again: use its Ctrl-C
         ledger = Ledger(directory)
         running = [trial for trial in ledger.trials if _has_a_job(trial)]
-        for trial in running:
-            cancel_attempt(ledger.attempt(trial.number))
+        problems = cancel_attempts([ledger.attempt(trial.number) for trial in running])
+    if problems:
+        raise SweepError("\n".join(problems))
     print(f"ended {len(running)} running trials; the study's own command resumes it")
     return OK
 

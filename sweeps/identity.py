@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from sweeps.config.fields import flat_default, goal_names
+from sweeps.config.fields import UNSHOWN_KEYS, flat_default, goal_names
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
@@ -90,8 +90,12 @@ def study_record(
         limits=limits,
         versions=versions(machine),
         model=model,
-        overrides=tuple(text for text in overrides if not text.lstrip("+").startswith("tracking")),
+        overrides=tuple(text for text in overrides if not under(_key(text), UNSHOWN_KEYS)),
     )
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:

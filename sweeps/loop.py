@@ -24,6 +24,7 @@ from train_entry.contract import (
     AttemptKind,
     Failure,
     FailureKind,
+    Measurement,
     Origin,
     Outcome,
     State,
@@ -100,9 +101,10 @@ class StudyLoop(Repeating):
     def _interrupt(self) -> StopReason:
         fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
         self.observer.message(f"interrupted: {len(self._running)} running trials are {fate}")
-        for number, handle in list(self._running.items()):
-            if self.cancel_on_interrupt:
-                self.cluster.cancel(handle)
+        if self.cancel_on_interrupt:
+            for problem in self.cluster.cancel(*self._running.values()):
+                self.observer.message(problem)
+            for number, handle in list(self._running.items()):
                 self._finish(number, handle, cancelled=True)
         for trial in self._queued():
             self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
@@ -246,6 +248,7 @@ class StudyLoop(Repeating):
         if spec is None:
             raise FileNotFoundError(handle.attempt.spec)
         outcome = collect(handle.attempt, spec)
+        self._compare_cards(number, outcome)
         if cancelled and isinstance(outcome, Failure):
             outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
         self.ledger.change(number, elapsed=attempt_elapsed(handle.attempt, spec.plan.ranks))
@@ -270,6 +273,19 @@ class StudyLoop(Repeating):
                 advice=self._advice(number, outcome, spec),
             )
 
+    def _compare_cards(self, number: int, outcome: Outcome) -> None:
+        """Where a site gives several models one name, trials may run on different cards."""
+        names = _cards(outcome)
+        for trial in self.ledger.trials if names and not self._cards_told else ():
+            others = _cards(trial.outcome)
+            if others and others != names:
+                self._cards_told = True
+                self.observer.message(
+                    f"trial {number:04d} ran on {names}, trial {trial.number:04d} on {others}: they do not "
+                    "compare; cluster.gpu_type or cluster.constraint chooses one kind"
+                )
+                return
+
     def _advice(self, number: int, outcome: Outcome, spec: TrialSpec) -> Advice | None:
         trial = dataclasses.replace(self.ledger[number], outcome=outcome)
         return advice_for(trial, spec, self.planner.plan, self.admission.estimate, self.ledger.trials)
@@ -283,3 +299,8 @@ class StudyLoop(Repeating):
             self.searcher.tell(proposal, self._lesson(trial))
         self.director.learn(trial)
         self.observer.changed(trial)
+
+
+def _cards(outcome: Outcome | None) -> str:
+    ranks = outcome.ranks if isinstance(outcome, Measurement) else ()
+    return " and ".join(sorted({rank.device_name for rank in ranks}))

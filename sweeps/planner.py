@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 
 from sweeps.config.compose import Composer
-from sweeps.config.fields import FIELDS, goal_names, value_at
+from sweeps.config.fields import FIELDS, UNSHOWN_KEYS, goal_names, value_at
 from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
@@ -36,7 +36,7 @@ STUDY_ONLY = (
     "dry_run",
     "dry_run_to",
     "gate",
-    "tracking",  # a URI may hold a password, and a trial's command is shown everywhere
+    *UNSHOWN_KEYS,
     "space",
     "search",
     "check",

@@ -64,6 +64,7 @@ class Recovery:
     _unproductive: int = 0
     _waiting_told: bool = False
     _failures_told: bool = False
+    _cards_told: bool = False
     _started_at: float = 0.0  # this start; a failure of an earlier one may be mended by now
     _learned_from: int = -1  # trials, when refused plans were last judged again
 

@@ -61,8 +61,13 @@ ASYNC_IO = Op(
 OPS = (SHM_COMM, CPU_ADAM, ASYNC_IO)
 
 
+def extensions() -> Path:
+    """Where compiled operators live: inside the environment, whose torch alone they fit."""
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
+
+
 def prepare_extensions() -> Path:
-    """Where compiled operators live, free of stale locks: inside the environment, whose torch alone they fit.
+    """Where compiled operators live, free of stale locks.
 
     Also lets torch find ninja, which it starts by name even to load what is compiled: it lies beside this
     interpreter, and PATH leads there only where somebody activated the environment.
@@ -71,8 +76,8 @@ def prepare_extensions() -> Path:
     path = os.environ.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != beside_python:  # another ninja cannot read this one's log, and rebuilds
         os.environ["PATH"] = f"{beside_python}{os.pathsep}{path}"
-    default = Path(sys.prefix) / "torch_extensions"
-    directory = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(default)))
+    directory = extensions()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory)
     for lock in remove_stale_locks(directory, STALE_LOCK_S):
         print(f"removed a stale compile lock: {lock}")
     return directory
@@ -167,15 +172,25 @@ def listing(gpus: bool) -> str:
     return "\n".join(lines)
 
 
+def missing(gpus: bool) -> list[str]:
+    """Operators that could be compiled here, and are not."""
+    directory, libaio = extensions(), has_libaio()
+    return [op.folder for op in OPS if why_left_out(op, gpus, libaio) is None and not op.is_there(directory)]
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m train_entry.ops", description="Compile DeepSpeed's operators."
     )
     parser.add_argument("--gpus", action="store_true", help="those for a machine whose jobs run on GPUs")
     parser.add_argument("--list", action="store_true", help="only say which are there")
+    parser.add_argument("--missing", action="store_true", help="only name those to be compiled")
     asked = parser.parse_args(arguments)
     if asked.list:
         print(listing(asked.gpus))
+        return 0
+    if asked.missing:
+        print("\n".join(missing(asked.gpus)))
         return 0
     return build(asked.gpus)
 

@@ -56,5 +56,8 @@ class Cluster(Protocol):
     def poll(self, handle: JobHandle) -> JobState:
         """Where the job stands. Cheap: called several times a second."""
 
-    def cancel(self, handle: JobHandle) -> None:
-        """End every process of the job, grandchildren included; returns when they are gone."""
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        """End every process of these jobs, grandchildren included; returns when they are gone.
+
+        A line for each that may still be there: one that cannot be ended keeps none of the others.
+        """

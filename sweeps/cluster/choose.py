@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster import held, hostfile, local, slurm
+from sweeps.cluster import held, held_steps, hostfile, local, slurm
 from sweeps.cluster.base import Cluster
 from sweeps.cluster.devices import as_wanted, detect
 from sweeps.cluster.held_request import hold_layout, hold_minutes, require_holdable
 from sweeps.cluster.host_check import find_hosts, find_machine
 from sweeps.cluster.probe import Probe, ask_a_node, known_report, report_path
 from sweeps.cluster.slurm_check import Survey, require_acceptable, survey
-from sweeps.cluster.slurm_request import Site
+from sweeps.cluster.slurm_request import GIB, Site
 from sweeps.config.schema import SweepConfig
-from sweeps.errors import ConfigError
+from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
 from sweeps.plan import default_ranks
 from train_entry.contract import AttemptDir, StudyDir, Submission, read_document
@@ -39,33 +41,38 @@ def find_place(config: SweepConfig) -> Place:
     return Place(machine=detect(config.cluster, config.gate))
 
 
-def open_cluster(place: Place, parallel: int, study: StudyDir) -> Cluster:
+def open_cluster(place: Place, parallel: int, study: StudyDir, say: Callable[[str], None]) -> Cluster:
+    """`say`: to a person, once, what keeps trials waiting."""
     if place.site is not None and place.site.cluster.hold:
-        return held.HeldCluster(place.site, parallel, study)
+        return held.HeldCluster(place.site, parallel, study, say=say)
     if place.site is not None:
-        return slurm.SlurmCluster(place.site, parallel)
+        return slurm.SlurmCluster(place.site, parallel, say=say)
     if place.hosts is not None:
         return hostfile.HostfileCluster(place.hosts, place.machine, parallel)
     return local.LocalCluster(place.machine, parallel)
 
 
-def close_cluster(cluster: Cluster) -> None:
-    """Give back what is held for the study, unless trials still run in it."""
-    if isinstance(cluster, held.HeldCluster):
-        cluster.give_back()
+def close_cluster(cluster: Cluster) -> list[str]:
+    """Give back what is held for the study, unless trials still run in it. Lines for what may stay."""
+    return cluster.give_back() if isinstance(cluster, held.HeldCluster) else []
 
 
-def cancel_attempt(attempt: AttemptDir) -> None:
-    """End all processes of an attempt, whoever launched it. Raises SweepError where it cannot."""
-    submission = read_document(attempt.submission, Submission)
-    if submission is not None and submission.cluster == slurm.NAME:
-        slurm.cancel_attempt(attempt)
-    elif submission is not None and submission.cluster == held.NAME:
-        held.cancel_attempt(attempt)
-    elif submission is not None and submission.cluster == hostfile.NAME:
-        hostfile.cancel_attempt(attempt)
-    else:
-        local.cancel_attempt(attempt)
+def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
+    """End all processes of attempts, whoever launched them. A line for each that may still run."""
+    launched: defaultdict[str, list[AttemptDir]] = defaultdict(list)
+    for attempt in attempts:
+        submission = read_document(attempt.submission, Submission)
+        launched[submission.cluster if submission else ""].append(attempt)
+    problems = slurm.cancel_attempts(launched.pop(slurm.NAME, []))
+    problems += held_steps.cancel_attempts(launched.pop(held.NAME, []))
+    for name, those in launched.items():
+        end = hostfile.cancel_attempt if name == hostfile.NAME else local.cancel_attempt
+        for attempt in those:
+            try:
+                end(attempt)
+            except SweepError as error:
+                problems.append(str(error))
+    return problems
 
 
 def _hostfile_place(config: SweepConfig) -> Place:
@@ -81,6 +88,7 @@ def _slurm_place(config: SweepConfig) -> Place:
         cluster=cluster,
         machine=as_wanted(seen.host(None), dataclasses.replace(cluster, memory_limit_gib=None)),
         longest_min=seen.longest_min,
+        gpus_on_node=seen.gpus_on_node,
     )
     ranks = config.ranks or default_ranks(site.machine)
     if cluster.hold:
@@ -90,10 +98,12 @@ def _slurm_place(config: SweepConfig) -> Place:
     else:
         require_acceptable(site, ranks, config.limits)
     probe = _probe(config, site, seen)
-    machine = as_wanted(_host(probe, seen), cluster, config.gate)
+    machine = as_wanted(_host(probe, seen, cluster.memory_gib), cluster, config.gate)
     if cluster.hold:
         machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
-    return Place(machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops))
+    return Place(
+        machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops, ops_cpu=probe.cpu)
+    )
 
 
 def _probe(config: SweepConfig, site: Site, seen: Survey) -> Probe:
@@ -108,9 +118,12 @@ def _probe(config: SweepConfig, site: Site, seen: Survey) -> Probe:
     return ask_a_node(path, site, seen)
 
 
-def _host(probe: Probe, seen: Survey) -> Machine:
+def _host(probe: Probe, seen: Survey, memory_gib: float | None) -> Machine:
     """What the scheduler gives of a node, and what only the node itself could tell."""
     there = seen.host(probe.machine.gpus[0] if probe.machine.gpus else None)
+    has_bytes = there.host_memory_bytes
+    if memory_gib and has_bytes:  # a job gets no more than it asks for
+        has_bytes = min(has_bytes, int(memory_gib * GIB))
     return dataclasses.replace(
         probe.machine,
         device=there.device,
@@ -118,5 +131,5 @@ def _host(probe: Probe, seen: Survey) -> Machine:
         ranks_per_node=there.ranks_per_node,
         gpus=there.gpus,
         cores=there.cores,
-        host_memory_bytes=there.host_memory_bytes,
+        host_memory_bytes=has_bytes,
     )

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.cluster.slurm import KINDS
 from sweeps.cluster.slurm_queries import JobFacts
-from sweeps.cluster.slurm_request import MIB, Layout, Site, memory, submitit_parameters
+from sweeps.cluster.slurm_request import MIB, Layout, Site, gpus, job_name, memory, submitit_parameters
+from sweeps.cluster.slurm_words import KINDS
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError
 from train_entry.contract import AttemptDir, FailureKind, SchedulerWord, StudyDir, TrialSpec
@@ -21,10 +21,6 @@ ENDING_S = 60.0  # Slurm warns trials, and ends them, before the last moment
 PART_OF_MEMORY = 0.95  # of a node's, that steps side by side share: Slurm keeps some
 # Of an allocation, not of the trials in it: how it ended says nothing about them.
 TAKEN_BACK = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED", "REVOKED", "COMPLETED", "GONE")
-
-
-def holds_of(site: Site) -> int:
-    return site.cluster.holds
 
 
 def require_holdable(cluster: ClusterConfig, ranks: int, ranks_per_node: int) -> None:
@@ -70,6 +66,13 @@ def step_name(attempt: AttemptDir) -> str:
     return f"{attempt.path.parent.name}.{attempt.path.name}"
 
 
+def hold_of(slots: Sequence[str]) -> int:
+    """Which of the allocations that are held at once: `hold-INDEX.node-NODE/SLOT`. -1: of none."""
+    head = slots[0].partition(".")[0] if slots else ""
+    number = head.removeprefix("hold-")
+    return int(number) if number.isdigit() else -1
+
+
 def nodes_of(slots: Sequence[str]) -> list[int]:
     """Of `hold-INDEX.node-NODE/SLOT`, each once."""
     nodes = (slot.partition(".node-")[2].partition("/")[0] for slot in slots)
@@ -80,25 +83,23 @@ def step_command(
     site: Site, spec: TrialSpec, attempt: AttemptDir, job_id: str, hosts: Sequence[str]
 ) -> tuple[str, ...]:
     """The trial as a step of the allocation, on these of its hosts."""
-    cluster, machine = site.cluster, site.machine
-    layout = Layout.of(spec.plan.ranks, machine.ranks_per_node)
-    cores = cluster.cpus_per_rank or max(1, machine.cores // machine.ranks_per_node)
+    layout = Layout.of(spec.plan.ranks, site.machine.ranks_per_node)
     return (
         "srun",
         f"--jobid={job_id}",
-        f"--job-name={spec.study}/{spec.trial:04d}/{spec.attempt}",
+        f"--job-name={job_name(spec)}",
         f"--nodes={layout.nodes}",
         f"--nodelist={','.join(hosts)}",
         f"--ntasks={layout.ranks}",
         f"--ntasks-per-node={layout.tasks_per_node}",
         "--distribution=block",
-        f"--cpus-per-task={cores}",
+        f"--cpus-per-task={site.cores_per_rank}",
         "--exact",  # others may run beside
         "--wait=0",
         "--kill-on-bad-exit=0",
         "--unbuffered",
         *_share(site, layout),
-        *cluster.srun_args,
+        *site.cluster.srun_args,
         *(sys.executable, "-P", "-m", "sweeps.cluster.supervisor", str(attempt.path.resolve())),
     )
 
@@ -108,8 +109,7 @@ def _share(site: Site, layout: Layout) -> list[str]:
     cluster, machine, tasks = site.cluster, site.machine, layout.tasks_per_node
     found = []
     if machine.device == "cuda":
-        gpus = f"{cluster.gpu_type}:{tasks}" if cluster.gpu_type else str(tasks)
-        found.append(f"--gpus-per-node={gpus}")
+        found.append(f"--gpus-per-node={gpus(cluster, layout)}")
     has_bytes = cluster.memory_gib * 2**30 if cluster.memory_gib else machine.host_memory_bytes
     if tasks < machine.ranks_per_node and has_bytes:
         part = has_bytes * tasks / machine.ranks_per_node * PART_OF_MEMORY
@@ -125,6 +125,17 @@ def needed_s(site: Site, spec: TrialSpec, longest_s: float) -> float:
     else:
         wanted = LONGER * (longest_s + (spec.expected.steps_s if spec.expected else 0.0))
     return min(wanted, 60 * hold_minutes(site) / 2) + ENDING_S
+
+
+def never_started(job_id: str, waited_s: float) -> SchedulerWord:
+    """Of a trial whose step none of its supervisors came of."""
+    return SchedulerWord(
+        scheduler="Slurm",
+        job_id=job_id,
+        state="STEP NOT STARTED",
+        kind=FailureKind.NODE_LOST,
+        detail=f"srun started none of its ranks within {waited_s:.0f} s (limits.startup_s)",
+    )
 
 
 def hold_word(final: JobFacts, had_its_time: bool) -> SchedulerWord:

@@ -127,8 +127,10 @@ class HostfileCluster:
             self._finish(handle, ENDING_S if state is JobState.ENDED else 0)
         return state
 
-    def cancel(self, handle: JobHandle) -> None:
-        self._finish(handle, 0)
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        for handle in handles:
+            self._finish(handle, 0)
+        return []
 
     # ------------------------------------------------------------------ states
 

@@ -16,6 +16,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.cluster.leases import LeasePool, Slot, default_directory
 from sweeps.cluster.processes import end_session, is_alive, start_ticks
+from sweeps.cluster.slurm_queries import is_foreign
 from sweeps.cluster.supervisor import job_record, supervise
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
@@ -33,8 +34,6 @@ START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a b
 ENDING_PATIENCE_S = 10.0  # for a job whose ranks have ended to reap them
 CANCEL_PATIENCE_S = 3.0  # for supervisors to write how their ranks ended
 SUBMITIT_MARGIN_S = 600.0  # our own limits end a job first
-# Left over from a launcher above us, they would place our ranks in its job.
-FOREIGN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LocalCluster:
@@ -89,8 +88,10 @@ class LocalCluster:
             self._finish(handle, ENDING_PATIENCE_S if state is JobState.ENDED else 0)
         return state
 
-    def cancel(self, handle: JobHandle) -> None:
-        self._finish(handle, 0)
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        for handle in handles:
+            self._finish(handle, 0)
+        return []
 
     def _state(self, handle: JobHandle) -> JobState:
         alive = self._is_alive(handle)  # asked first: what a job writes, it writes before it ends
@@ -165,7 +166,8 @@ def _slots(machine: Machine) -> list[Slot]:
 def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]:
     # Leases name cards by UUID, jobs by index: DeepSpeed 0.19 cannot read UUIDs in CUDA_VISIBLE_DEVICES.
     indices = {gpu.uuid: str(gpu.index) for gpu in machine.gpus}
-    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
+    # Left over from a launcher or a job above us, variables would place our ranks in it.
+    environment = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     return environment | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -16,13 +16,15 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from sweeps.cluster.devices import find_gpus, host_with
 from sweeps.cluster.node_ops import copy_ops, cpu_signature
-from sweeps.cluster.slurm import Executor, cancel_job
 from sweeps.cluster.slurm_check import Survey
 from sweeps.cluster.slurm_queries import JobWatch
-from sweeps.cluster.slurm_request import Layout, Site, submitit_parameters
+from sweeps.cluster.slurm_request import Layout, Site, memory, submitit_parameters
+from sweeps.cluster.slurm_submit import Executor, cancel_jobs
+from sweeps.cluster.slurm_words import remedy
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
@@ -41,8 +43,10 @@ class Probe:
 
     host: str
     machine: Machine
-    ops: str  # where DeepSpeed's operators lie, compiled for this kind of processor
+    ops: str  # where DeepSpeed's operators lie
+    cpu: str  # for processors of this signature
     problem: str = ""  # why nothing could train there
+    doubt: str = ""  # what some trials will miss there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +64,11 @@ class _Question:
 def report_path(studies_dir: Path, cluster: ClusterConfig, survey: Survey) -> Path:
     """One for each kind of node and set of versions."""
     kind = [survey.device, survey.nodes[0].partition, cluster.constraint, cluster.gpu_type, cluster.nvme_path]
-    kind += [f"{name}={metadata.version(name)}" for name in VERSIONED] + [sys.prefix, *cluster.setup]
+    kind += [f"{name}={metadata.version(name)}" for name in VERSIONED] + [
+        sys.prefix,
+        *cluster.setup,
+        *cluster.srun_args,  # another container
+    ]
     digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:10]
     return studies_dir.absolute() / FOLDER / f"{survey.nodes[0].partition}-{digest}.json"
 
@@ -92,7 +100,7 @@ def ask_a_node(path: Path, site: Site, survey: Survey) -> Probe:
             ),
             "exclusive": None,
         },
-        time=min(COMPILING_MIN, site.longest_min or COMPILING_MIN),
+        **_asks(site),
     )
     job_id = executor.send(answer_on_node, dump(question))
     print(f"asking a node of {survey.nodes[0].partition} what it has (job {job_id}), once", flush=True)
@@ -102,8 +110,19 @@ def ask_a_node(path: Path, site: Site, survey: Survey) -> Probe:
         raise SweepError(f"job {job_id} left no {answer}; its log lies beside")
     if found.problem:
         raise ConfigError(f"cluster=slurm, node {found.host}: {found.problem}")
+    if found.doubt:
+        print(f"node {found.host}: {found.doubt}; why: {folder}; remove {path} to try again", flush=True)
     write_atomic(path, dump(found))
     return found
+
+
+def _asks(site: Site) -> dict[str, Any]:
+    """As much as a trial at most: a site may allow no more."""
+    limits = (COMPILING_MIN, site.longest_min, site.cluster.time_min)
+    asked: dict[str, Any] = {"time": min(limit for limit in limits if limit)}
+    if site.cluster.memory_gib is not None:
+        asked["mem"] = memory(site, Layout(ranks=1, nodes=1), None)
+    return asked
 
 
 def _made(directory: Path) -> Path:
@@ -119,7 +138,8 @@ def _wait(job_id: str, answer: Path) -> None:
             facts = watch.facts(job_id)
             if facts is not None and facts.is_waiting and facts.reason not in (told, "None"):
                 told = facts.reason
-                print(f"job {job_id} waits: {told}", flush=True)
+                helps = remedy(told)
+                print(f"job {job_id} waits: {told}{f'; {helps}' if helps else ''}", flush=True)
             if facts is not None and facts.is_over:
                 over_at = over_at or time.monotonic()
             if facts is not None and over_at is not None and time.monotonic() - over_at > FILES_S:
@@ -127,7 +147,8 @@ def _wait(job_id: str, answer: Path) -> None:
             time.sleep(LOOK_S)
             os.listdir(answer.parent)  # makes NFS look again
     except KeyboardInterrupt:
-        cancel_job(job_id, watch)
+        for problem in cancel_jobs([job_id], watch):
+            print(problem, file=sys.stderr)
         raise
 
 
@@ -142,12 +163,21 @@ def answer_on_node(question: str) -> None:
         problem = "NVML shows no GPU to a job that asked for one"
     elif gpus:
         problem = _torch_problem()
-    ops = asked.ops
-    if not problem and cpu_signature() != asked.cpu:
-        ops = asked.ops_elsewhere
-        _compile(ops, with_gpus=bool(gpus))
+    ops, doubt, fits = asked.ops, "", cpu_signature() == asked.cpu
+    if not problem and not (fits and not _missing(Path(ops), bool(gpus))):
+        known, ops = Path(ops) if fits else None, asked.ops_elsewhere
+        _compile(known, Path(ops), bool(gpus))
+        if missing := _missing(Path(ops), bool(gpus)):
+            doubt = (
+                f"could not compile {', '.join(missing)}; trials that need it try themselves, on each node"
+            )
     found = Probe(
-        host=socket.gethostname(), machine=host_with(gpus, asked.nvme_path), ops=ops, problem=problem
+        host=socket.gethostname(),
+        machine=host_with(gpus, asked.nvme_path),
+        ops=ops,
+        cpu=cpu_signature(),
+        problem=problem,
+        doubt=doubt,
     )
     write_atomic(Path(asked.answer), dump(found))
 
@@ -160,9 +190,23 @@ def _torch_problem() -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
-def _compile(to: str, with_gpus: bool) -> None:
+def _missing(directory: Path, with_gpus: bool) -> list[str]:
+    """Operators that could be compiled on this node, and are not."""
+    asked = _ops(directory, with_gpus, "--missing")
+    asked.check_returncode()
+    return asked.stdout.split()
+
+
+def _compile(known: Path | None, to: Path, with_gpus: bool) -> None:
     """In a local directory, from which they are copied whole: other nodes may look there meanwhile."""
     with tempfile.TemporaryDirectory(prefix="shardsweep-ops-") as folder:
-        command = [sys.executable, "-P", "-m", "train_entry.ops", *(["--gpus"] if with_gpus else [])]
-        subprocess.run(command, env={**os.environ, "TORCH_EXTENSIONS_DIR": folder}, check=False)
-        copy_ops(Path(folder), _made(Path(to)))
+        if known is not None:
+            copy_ops(known, Path(folder))
+        print(_ops(Path(folder), with_gpus).stdout)  # to the job's log
+        copy_ops(Path(folder), _made(to))
+
+
+def _ops(directory: Path, with_gpus: bool, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "train_entry.ops", *(["--gpus"] if with_gpus else []), *more]
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(directory)}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,25 @@ def start_ticks(pid: int) -> int | None:
 
 def is_alive(pid: int, ticks: int) -> bool:
     return start_ticks(pid) == ticks
+
+
+def opened(files: Collection[Path]) -> set[Path]:
+    """Those of these files that a process of this user on this host has open."""
+    names = {_identity(file): file for file in files}
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            seen = {_identity(process / "fd" / number) for number in os.listdir(process / "fd")}
+            found |= {file for name, file in names.items() if name is not None and name in seen}
+    return found
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        there = file.stat()
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def die_with_parent() -> None:

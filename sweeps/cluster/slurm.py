@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
-from submitit.slurm.slurm import SlurmExecutor
-
 from sweeps.cluster.base import JobHandle, JobState
-from sweeps.cluster.slurm_queries import JobFacts, JobWatch, SlurmError, ask, is_foreign, said
-from sweeps.cluster.slurm_request import Layout, Site, job_name, trial_parameters
+from sweeps.cluster.node_slots import SlotTable
+from sweeps.cluster.slurm_queries import JobWatch
+from sweeps.cluster.slurm_request import Site, job_name, trial_parameters
+from sweeps.cluster.slurm_submit import Executor, Sending, cancel_jobs, scancel
+from sweeps.cluster.slurm_words import Waits, scheduler_word
 from sweeps.cluster.supervisor import supervise
-from sweeps.errors import SweepError
 from sweeps.machine import Machine
 from train_entry.contract import (
     AttemptDir,
     ContractError,
     ExitReason,
-    FailureKind,
     JobRecord,
     RankExit,
-    SchedulerWord,
     Submission,
     TrialSpec,
     dump,
@@ -38,22 +33,7 @@ NAME = "slurm"
 LOOK_S = 1.0  # between two looks at a running job's files, which lie on a file system that many share
 FILES_S = 10.0  # for files of another node to be seen here after their job has ended
 UNKNOWN_S = 90.0  # for a job whose submitter died before it had an id to write
-RESEND_S = 15.0  # after sbatch has refused: too many jobs of this user, a controller that restarts
-REFUSED_S = 600.0  # and for so long
-CANCEL_S = 120.0  # for a cancelled job to be gone; Slurm itself waits KillWait, 30 s, before it kills
-WARNED_S = 120.0  # before the end of its time, at most, a job hears that it is near
 LEAVING_S = 30.0  # for a job whose ranks have all ended
-KINDS = {
-    "BOOT_FAIL": FailureKind.NODE_LOST,
-    "NODE_FAIL": FailureKind.NODE_LOST,
-    "PREEMPTED": FailureKind.PREEMPTED,
-    "REVOKED": FailureKind.PREEMPTED,
-    "TIMEOUT": FailureKind.TIMED_OUT,
-    "DEADLINE": FailureKind.TIMED_OUT,
-    "OUT_OF_MEMORY": FailureKind.HOST_OOM,
-    "CANCELLED": FailureKind.CANCELLED,
-    "FAILED": FailureKind.CRASHED,
-}
 
 
 @dataclass
@@ -65,9 +45,12 @@ class _Job:
     state: JobState = JobState.QUEUED
     looked_at: float = float("-inf")
     over_since: float | None = None
-    unsent: TrialSpec | None = None  # Slurm has not taken it yet
-    refused_since: float | None = None
-    sent_at: float = float("-inf")
+    sending: Sending | None = None  # Slurm has not taken it yet
+
+    @property
+    def may_be_there(self) -> bool:
+        """Though it has no id: its submitter died, or sbatch's answer was lost."""
+        return self.job_id is None and (self.sending is None or self.sending.refused_since is not None)
 
 
 @dataclass
@@ -78,38 +61,47 @@ class SlurmCluster:
     parallel: int
     watch: JobWatch = field(default_factory=JobWatch)
     executor: Callable[[Path], Executor] = field(default_factory=lambda: Executor)
+    say: Callable[[str], None] = print
     _jobs: dict[Path, _Job] = field(default_factory=dict)
     _leaving: dict[str, float] = field(default_factory=dict)  # jobs whose ranks have ended, since when
+    _waits: Waits = field(init=False)
+    _slots: SlotTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waits = Waits(self.say)
+        machine = self.machine
+        self._slots = SlotTable(groups=("",), nodes=machine.nodes, per_node=machine.ranks_per_node)
 
     @property
     def machine(self) -> Machine:
         return self.site.machine
 
+    @property
+    def running(self) -> int:
+        return len(self._jobs)
+
     def free_ranks(self) -> int:
-        if len(self._jobs) >= self.parallel:
-            return 0
-        free = self._free()
-        whole = sum(len(slots) for slots in free.values() if len(slots) == self.machine.ranks_per_node)
-        return max([whole, *(len(slots) for slots in free.values())])
+        return 0 if self.running >= self.parallel else self._slots.free_ranks(self._taken())
 
     def reserve(self, ranks: int) -> tuple[str, ...] | None:
-        if len(self._jobs) >= self.parallel:
-            return None
-        layout = Layout.of(ranks, self.machine.ranks_per_node)
-        free = self._free()
-        wanted = self.machine.ranks_per_node if layout.nodes > 1 else ranks
-        nodes = [slots[:wanted] for slots in free.values() if len(slots) >= wanted][: layout.nodes]
-        return tuple(slot for slots in nodes for slot in slots) if len(nodes) == layout.nodes else None
+        """Which of the cluster's nodes they are is Slurm's choice; we only count."""
+        return None if self.running >= self.parallel else self._slots.reserve(ranks, self._taken())
 
     def has_neighbours(self, slots: tuple[str, ...]) -> bool:
         """Unless a node is all ours, Slurm may put anybody's job beside."""
         per_node = len(slots) / max(1, len({slot.partition("/")[0] for slot in slots}))
-        return not self.site.cluster.exclusive and per_node < self.machine.ranks_per_node
+        return not self.site.cluster.exclusive and per_node < self.site.slots_on_node
 
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
         handle = self._take(attempt, spec.plan.ranks, slots, None)
-        self._jobs[attempt.path].unsent = spec
-        self._send(self._jobs[attempt.path])
+        job = self._jobs[attempt.path]
+        job.sending = Sending(
+            send=lambda: self._submit(attempt, spec),
+            find=lambda: self._find(job),
+            watch=self.watch,
+            say=self.say,
+        )
+        self._send(job)
         return handle
 
     def attach(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...]) -> JobHandle:
@@ -127,45 +119,40 @@ class SlurmCluster:
             self._drop(job)
         return job.state
 
-    def cancel(self, handle: JobHandle) -> None:
-        job = self._jobs.get(handle.attempt.path)
-        if job is None:
-            return
-        if job.job_id is None and job.unsent is None:
-            job.job_id = self._find(job)
-        if job.job_id is not None:
-            cancel_job(job.job_id, self.watch)
-        self._drop(job)
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        jobs = [job for handle in handles if (job := self._jobs.get(handle.attempt.path))]
+        self.watch.expire()
+        problems = []
+        for job in jobs:
+            if job.may_be_there:
+                job.job_id = known_job(job.handle.attempt) or self._find(job)
+            if job.may_be_there and self.watch.is_silent:
+                where = job.handle.attempt.path
+                problems.append(f"{where}: Slurm cannot be asked whether its job is there; see `squeue --me`")
+        problems += cancel_jobs([job.job_id for job in jobs if job.job_id is not None], self.watch)
+        for job in jobs:
+            self._drop(job)
+        return problems
+
+    # ------------------------------------------------------------------ submitting
 
     def _send(self, job: _Job) -> None:
-        """Submit it; what a full queue or a controller that restarts refuses is tried again for a while."""
-        if job.unsent is None or time.monotonic() - job.sent_at < RESEND_S:
+        if job.sending is None:
             return
-        attempt, job.sent_at = job.handle.attempt, time.monotonic()
+        job.job_id = job.sending.job_id()
+        if job.job_id is not None:
+            job.sending = None
+            record = Submission(cluster=NAME, job_id=job.job_id, submitted_at=time.time())
+            write_atomic(job.handle.attempt.submission, dump(record))
+
+    def _submit(self, attempt: AttemptDir, spec: TrialSpec) -> str:
         where = str(attempt.path.resolve())
         executor = self.executor(attempt.submitit)
-        executor.update_parameters(**trial_parameters(self.site, job.unsent, where))
-        try:
-            job.job_id = executor.send(supervise, where)
-        except SweepError:
-            job.refused_since = job.refused_since or job.sent_at
-            if job.sent_at - job.refused_since > REFUSED_S:
-                raise
-            return
-        job.unsent = None
-        record = Submission(cluster=NAME, job_id=job.job_id, submitted_at=time.time())
-        write_atomic(attempt.submission, dump(record))
+        executor.update_parameters(**trial_parameters(self.site, spec, where))
+        return executor.send(supervise, where)
 
-    # ------------------------------------------------------------------ slots
-
-    def _free(self) -> dict[str, list[str]]:
-        """By node. Which of the cluster's nodes they are is Slurm's choice; we only count."""
-        taken = {slot for job in self._jobs.values() for slot in job.handle.slots}
-        slots = range(self.machine.ranks_per_node)
-        return {
-            f"node-{node}": [name for slot in slots if (name := f"node-{node}/{slot}") not in taken]
-            for node in range(self.machine.nodes)
-        }
+    def _taken(self) -> Collection[str]:
+        return {slot for job in self._jobs.values() for slot in job.handle.slots}
 
     def _take(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...], job_id: str | None) -> JobHandle:
         handle = JobHandle(attempt=attempt, ranks=ranks, slots=slots, submitted_at=time.monotonic())
@@ -183,15 +170,17 @@ class SlurmCluster:
 
     def _state(self, job: _Job) -> JobState:
         self._send(job)
-        if job.unsent is not None:
+        if job.sending is not None:
             return JobState.QUEUED
         if job.job_id is None:
             job.job_id = known_job(job.handle.attempt) or self._find(job)
-        if job.job_id is None:
-            waited_s = time.monotonic() - job.handle.submitted_at
-            return JobState.STARTING if waited_s < UNKNOWN_S else JobState.LOST
+        if job.job_id is None:  # what counts is when squeue last answered
+            missed_s = self.watch.answered_at - job.handle.submitted_at
+            return JobState.STARTING if missed_s < UNKNOWN_S else JobState.LOST
         facts = self.watch.facts(job.job_id)
         if facts is not None and facts.is_waiting:
+            waited_s = time.monotonic() - job.handle.submitted_at
+            self._waits.look(f"trial {job.handle.attempt.path.parent.name}", facts, waited_s)
             return JobState.QUEUED
         exits = rank_exits(job.handle.attempt, job.handle.ranks)
         if len(exits) == job.handle.ranks and not any(_was_ended(found) for found in exits):
@@ -227,12 +216,14 @@ class SlurmCluster:
         """A job that does not end after its ranks have would keep its nodes from the next one."""
         for job_id, since in list(self._leaving.items()):
             facts = self.watch.facts(job_id)
-            if facts is None or not facts.is_over:
-                if time.monotonic() - since < LEAVING_S:
-                    continue
-                ask("scancel", job_id)
-            del self._leaving[job_id]
-            self.watch.forget(job_id)
+            is_over = facts is not None and facts.is_over
+            if not is_over and not self.watch.is_silent and time.monotonic() - since >= LEAVING_S:
+                over, refusal = scancel([job_id])
+                is_over = not refusal or job_id in over
+                self._leaving[job_id] = time.monotonic()  # where it was not heard, it is said again
+            if is_over:
+                del self._leaving[job_id]
+                self.watch.forget(job_id)
 
 
 def known_job(attempt: AttemptDir) -> str | None:
@@ -267,99 +258,6 @@ def _was_ended(ended: RankExit) -> bool:
     return ended.reason is ExitReason.CANCELLED
 
 
-def scheduler_word(final: JobFacts, was_told: bool) -> SchedulerWord | None:
-    """What a job's end means to us; None: nothing that its files would not say better.
-
-    `was_told`: its ranks ended in order, since a signal told them to. Slurm then calls the job COMPLETED,
-    where it had given it some grace before it would take its nodes.
-    """
-    if final.state != "COMPLETED":
-        kind = KINDS.get(final.state)
-    elif was_told:
-        kind = FailureKind.TIMED_OUT if _is_out_of_time(final) else FailureKind.PREEMPTED
-    else:
-        kind = FailureKind.NODE_LOST
-    if kind is None:
-        return None
-    return SchedulerWord(
-        scheduler="Slurm",
-        job_id=final.job_id,
-        state=final.state,
-        kind=kind,
-        detail=_detail(final, kind),
-    )
-
-
-def _is_out_of_time(final: JobFacts) -> bool:
-    return final.limit_s is not None and final.used_s >= final.limit_s - WARNED_S
-
-
-def _detail(final: JobFacts, kind: FailureKind) -> str:
-    if kind is FailureKind.NODE_LOST and final.state == "COMPLETED":
-        return "its ranks left no files here; studies_dir must be on a file system that all nodes share"
-    if kind is FailureKind.TIMED_OUT and final.limit_s is not None:
-        return f"its limit was {final.limit_s // 60} minutes (cluster.time_min)"
-    if kind is FailureKind.PREEMPTED:
-        return "its nodes were wanted by others"
-    if final.state == "FAILED":
-        code = f" (exit code {final.exit_code})" if final.exit_code else ""
-        return f"the end of submitit's log may say why{code}"
-    return ""
-
-
-def cancel_job(job_id: str, watch: JobWatch) -> None:
-    """End a job, and wait until it is gone. Raises SlurmError where Slurm does not end it."""
-    try:
-        ask("scancel", job_id)
-    except SlurmError as error:
-        if "Invalid job id" not in str(error):  # it has been over for long
-            raise
-    watch.expire()
-    deadline = time.monotonic() + CANCEL_S
-    while time.monotonic() < deadline:
-        facts = watch.facts(job_id)
-        if facts is not None and facts.is_over:
-            return
-        time.sleep(0.2)
-    raise SlurmError(f"job {job_id} is still there {CANCEL_S:.0f} s after scancel")
-
-
-def cancel_attempt(attempt: AttemptDir) -> None:
-    """End an attempt's job, whoever submitted it."""
-    if job_id := known_job(attempt):
-        cancel_job(job_id, JobWatch())
-
-
-class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
-    """submitit's, asked by us alone for the pace of submissions and the environment of sbatch.
-
-    -P keeps a directory called `sweeps` in the user's working directory from being imported instead of ours.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, python=f"{shlex.quote(sys.executable)} -P")
-
-    def send(self, function: Callable[..., None], *arguments: str) -> str:
-        """Submit a job; returns its id. Raises SweepError with Slurm's words."""
-        try:
-            return str(self.submit(function, *arguments).job_id)
-        except (FailedJobError, FailedSubmissionError) as error:
-            name = self.parameters.get("job_name", "")
-            raise SweepError(f"sbatch refused {name}: {_refusal(str(error))}") from error
-
-    def script(self) -> str:
-        """What sbatch would be given."""
-        return str(self._make_submission_file_text(self._submitit_command_str, ""))
-
-    def _throttle(self) -> None:
-        """submitit lets 5 jobs a second through; a controller takes some hundred, and the loop sends few."""
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        unset = [word for name in os.environ if is_foreign(name) for word in ("-u", name)]
-        return ["env", *unset, "sbatch", str(submission_file_path)]
-
-
-def _refusal(text: str) -> str:
-    """Slurm's words within submitit's."""
-    lines = [line for line in text.splitlines() if "error:" in line or "failure:" in line]
-    return said("\n".join(lines)) or text.strip()
+def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
+    """End attempts' jobs, whoever submitted them. A line for each that may still run."""
+    return cancel_jobs([job_id for attempt in attempts if (job_id := known_job(attempt))], JobWatch())

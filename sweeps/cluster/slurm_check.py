@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster.slurm import Executor
-from sweeps.cluster.slurm_queries import (
-    SINFO,
-    NodeFacts,
-    SlurmError,
-    ask,
-    clean_environment,
-    parse_sinfo,
-    said,
-)
+from sweeps.cluster.slurm_queries import SINFO, NodeFacts, SlurmError, SlurmSilence, ask, parse_sinfo
 from sweeps.cluster.slurm_request import Layout, Site, memory, minutes, submitit_parameters
+from sweeps.cluster.slurm_submit import Executor
 from sweeps.config.schema import ClusterConfig, LimitsConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
 from train_entry.contract import TimeLimits
 
 PLAIN_FEATURES = re.compile(r"[\w.&,+-]+")  # of a constraint: all of these; else only Slurm can tell
-TEST_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +26,7 @@ class Survey:
     nodes: tuple[NodeFacts, ...]
     device: str
     longest_min: int | None  # the partition's time limit
+    gpu_type: str | None = None  # what counts of a node that has several; None: all
 
     def host(self, gpu: Gpu | None) -> Machine:
         """A node as jobs can have all of it: the least of all nodes. `gpu`: one of its cards."""
@@ -63,7 +53,13 @@ class Survey:
 
     @property
     def gpus_per_node(self) -> int:
-        return min(node.gpu_count for node in self.nodes)
+        """Those that trials may have."""
+        return min(_gpus(node, self.gpu_type) for node in self.nodes)
+
+    @property
+    def gpus_on_node(self) -> int | None:
+        """Whoever uses them; None on CPUs."""
+        return max(node.gpu_count for node in self.nodes) if self.device == "cuda" else None
 
 
 def survey(cluster: ClusterConfig) -> Survey:
@@ -80,11 +76,17 @@ def survey(cluster: ClusterConfig) -> Survey:
     if not inside:
         raise ConfigError(_no_partition(cluster, nodes))
     device = _device(cluster, inside)
-    chosen = [node for node in inside if _suits(node, cluster, device)]
+    excluded = _excluded(cluster.exclude)
+    chosen = [node for node in inside if node.name not in excluded and _suits(node, cluster, device)]
     problems = list(_problems(cluster, inside, chosen, device))
     if problems:
         raise ConfigError(problems)
-    return Survey(nodes=tuple(chosen), device=device, longest_min=inside[0].longest_min)
+    return Survey(
+        nodes=tuple(chosen),
+        device=device,
+        longest_min=inside[0].longest_min,
+        gpu_type=cluster.gpu_type,
+    )
 
 
 def _no_partition(cluster: ClusterConfig, nodes: Sequence[NodeFacts]) -> str:
@@ -101,20 +103,28 @@ def _device(cluster: ClusterConfig, nodes: Sequence[NodeFacts]) -> str:
 
 
 def _suits(node: NodeFacts, cluster: ClusterConfig, device: str) -> bool:
-    if not node.is_up or node.name in _excluded(cluster):
+    if not node.is_up:
         return False
     if cluster.constraint and PLAIN_FEATURES.fullmatch(cluster.constraint):
         if not set(re.split("[&,]", cluster.constraint)) <= node.features:
             return False
     if device == "cpu":
         return node.cores >= (cluster.gpus_per_node or 1)
-    count = node.gpus.get(cluster.gpu_type, 0) if cluster.gpu_type else node.gpu_count
-    return count >= (cluster.gpus_per_node or 1)
+    return _gpus(node, cluster.gpu_type) >= (cluster.gpus_per_node or 1)
 
 
-def _excluded(cluster: ClusterConfig) -> set[str]:
-    """Names that are written out; of a range like n[1-3] Slurm itself takes care."""
-    return set((cluster.exclude or "").split(","))
+def _gpus(node: NodeFacts, gpu_type: str | None) -> int:
+    return node.gpus.get(gpu_type, 0) if gpu_type else node.gpu_count
+
+
+def _excluded(names: str | None) -> Collection[str]:
+    """Slurm alone can read a range like n[1-3]. Raises ConfigError."""
+    if names is None or "[" not in names:
+        return (names or "").split(",")
+    try:
+        return ask("scontrol", "show", "hostnames", names).split()
+    except SlurmError as error:
+        raise ConfigError(f"cluster.exclude={names}: {error}") from error
 
 
 def _problems(
@@ -124,16 +134,28 @@ def _problems(
     if len(chosen) < cluster.nodes:
         wanted = _wanted(cluster, device)
         yield f"cluster.nodes={cluster.nodes}: {where} has {len(chosen)} nodes that are up{wanted}"
-    counts = {node.gpu_count for node in chosen}
-    if device == "cuda" and len(counts) > 1 and cluster.gpus_per_node is None:
-        numbers = " and ".join(str(count) for count in sorted(counts))
-        yield f"cluster.gpus_per_node: {where} has nodes with {numbers} GPUs; say how many count of each"
+    if device == "cuda":
+        yield from _unlike(cluster, chosen, where)
     longest = inside[0].longest_min
     if cluster.time_min and longest is not None and cluster.time_min > longest:
         yield f"cluster.time_min={cluster.time_min}: {where} allows {longest} minutes at most"
     most = max((node.memory_bytes for node in chosen), default=0) / 2**30
     if cluster.memory_gib and chosen and cluster.memory_gib > most:
         yield f"cluster.memory_gib={cluster.memory_gib:g}: nodes of {where} have {most:.1f} GiB"
+
+
+def _unlike(cluster: ClusterConfig, chosen: Sequence[NodeFacts], where: str) -> Iterator[str]:
+    """Trials on different cards do not compare, and one on several goes at the slowest one's pace."""
+    types = {kind for node in chosen for kind in node.gpus}
+    only_slurm_knows = cluster.constraint and not PLAIN_FEATURES.fullmatch(cluster.constraint)
+    if len(types) > 1 and cluster.gpu_type is None and not only_slurm_knows:
+        names = " and ".join(sorted(kind or "some that have no type" for kind in types))
+        yield f"cluster.gpu_type is not set, and {where} has GPUs of types {names}; choose one"
+        return
+    counts = {_gpus(node, cluster.gpu_type) for node in chosen}
+    if len(counts) > 1 and cluster.gpus_per_node is None:
+        numbers = " and ".join(str(count) for count in sorted(counts))
+        yield f"cluster.gpus_per_node: {where} has nodes with {numbers} GPUs; say how many count of each"
 
 
 def _wanted(cluster: ClusterConfig, device: str) -> str:
@@ -169,13 +191,9 @@ def require_acceptable(site: Site, ranks: int, limits: LimitsConfig) -> None:
         )
         script = Path(folder) / "job.sh"
         script.write_text(executor.script(), encoding="utf-8")
-        done = subprocess.run(
-            ["sbatch", "--test-only", str(script)],
-            env=clean_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TEST_LIMIT_S,
-        )
-    if done.returncode != 0:
-        raise ConfigError(f"cluster=slurm: sbatch refuses such jobs: {said(done.stderr)}")
+        try:
+            ask("sbatch", "--test-only", str(script))
+        except SlurmSilence as error:
+            raise ConfigError(f"cluster=slurm: {error}") from error
+        except SlurmError as error:
+            raise ConfigError(f"cluster=slurm: sbatch refuses such jobs: {error}") from error

@@ -26,9 +26,11 @@ FOREIGN_LAUNCHERS = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+PATIENCE = 10  # times as long, with an accounting that is down
 LIMIT_S = 60.0  # Slurm's own commands give up on a controller sooner
 
 SQUEUE = "%i|%T|%r|%M|%l|%j|%k"  # id, state, why it waits, time used, its limit, name, comment
+ROW = re.compile(r"\d[^|]*\|[A-Z_]+(\|[^|]*){4}\|")
 SACCT = "JobID,State,ExitCode,Elapsed,Timelimit"
 OVER = frozenset(
     (
@@ -52,6 +54,10 @@ class SlurmError(SweepError):
     """A command of Slurm's failed; its own words."""
 
 
+class SlurmSilence(SlurmError):
+    """It could not be asked."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFacts:
     """A job of ours, as Slurm sees it."""
@@ -62,12 +68,18 @@ class JobFacts:
     name: str = ""
     comment: str = ""
     exit_code: str = ""
+    ran_out_of_memory: bool = False  # one of its steps; the job itself is then called FAILED, or goes on
     used_s: int = 0
     limit_s: int | None = None  # None: none
 
     @property
     def is_over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def is_ending(self) -> bool:
+        """Its processes are told to end, or its nodes are cleaned up, which a site's epilog may make long."""
+        return self.state == "COMPLETING"
 
     @property
     def is_waiting(self) -> bool:
@@ -95,7 +107,7 @@ class NodeFacts:
     @property
     def is_up(self) -> bool:
         return not self.state.rstrip("*~#!%$@^-+").startswith(
-            ("down", "drain", "fail", "maint", "unk", "inval")
+            ("down", "drain", "drng", "fail", "futr", "maint", "unk", "inval")
         )
 
 
@@ -123,9 +135,9 @@ def ask(*command: str) -> str:
             timeout=LIMIT_S,
         )
     except FileNotFoundError as error:
-        raise SlurmError(f"{command[0]} is not here; start this where Slurm's commands are") from error
+        raise SlurmSilence(f"{command[0]} is not here; start this where Slurm's commands are") from error
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"{command[0]} did not answer within {LIMIT_S:.0f} s") from error
+        raise SlurmSilence(f"{command[0]} did not answer within {LIMIT_S:.0f} s") from error
     if done.returncode != 0:
         raise SlurmError(said(done.stderr) or f"{command[0]}: status {done.returncode}")
     return done.stdout
@@ -139,7 +151,7 @@ def said(stderr: str) -> str:
 
 def parse_squeue(text: str) -> dict[str, JobFacts]:
     found = {}
-    for line in text.splitlines():
+    for line in filter(ROW.match, text.splitlines()):  # a comment of somebody's may have several lines
         job_id, state, reason, used, limit, name, comment = line.split("|", 6)  # the last may hold anything
         found[job_id] = JobFacts(
             job_id=job_id,
@@ -154,7 +166,7 @@ def parse_squeue(text: str) -> dict[str, JobFacts]:
 
 
 def parse_sacct(text: str) -> dict[str, JobFacts]:
-    """Jobs, each with the worst of its steps: a job whose step ran out of memory is called FAILED."""
+    """Jobs, each with whether a step of its own ran out of memory."""
     found: dict[str, JobFacts] = {}
     for line in text.splitlines():
         row, state, exit_code, used, limit = line.split("|")
@@ -169,7 +181,7 @@ def parse_sacct(text: str) -> dict[str, JobFacts]:
                 limit_s=parse_seconds(limit),
             )
         elif state == "OUT_OF_MEMORY" and job_id in found:
-            found[job_id] = dataclasses.replace(found[job_id], state=state, exit_code=exit_code)
+            found[job_id] = dataclasses.replace(found[job_id], ran_out_of_memory=True)
     return found
 
 
@@ -231,12 +243,18 @@ class JobWatch:
     gone_after_s: float = 60.0  # for a job that neither knows: sbatch answers before others see the job
     queries: int = 0
     has_accounting: bool = True
+    answered_at: float = float("-inf")  # when squeue was last asked, and said something
     _queue: dict[str, JobFacts] = field(default_factory=dict)
     _final: dict[str, JobFacts] = field(default_factory=dict)  # from the accounting
     _missed_at: dict[str, float] = field(default_factory=dict)  # jobs to look up there, since when
     _asked_at: float = float("-inf")
     _accounted_at: float = float("-inf")
-    _trouble_since: float | None = None
+    _told_at: float = float("-inf")  # when the accounting last answered
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether squeue did not answer when it was last asked."""
+        return self.answered_at < self._asked_at or self._asked_at == float("-inf")
 
     def facts(self, job_id: str) -> JobFacts | None:
         """The job as last seen; None: not seen yet."""
@@ -258,7 +276,7 @@ class JobWatch:
         return found if told is not None and told.state == "GONE" else told
 
     def named(self, name: str, comment: str) -> JobFacts | None:
-        """A job by what it was called; None: squeue lists none."""
+        """A job by what it was called; None: squeue listed none when it last answered."""
         self._refresh()
         return next(
             (job for job in self._queue.values() if job.name == name and job.comment == comment), None
@@ -276,7 +294,7 @@ class JobWatch:
         """Of a job that squeue does not list, or not all of."""
         if job_id in self._final:
             return self._final[job_id]
-        if self._trouble_since is not None or self._asked_at == float("-inf"):
+        if self.is_silent:
             return None
         self._missed_at.setdefault(job_id, self.now())
         self._account()
@@ -285,7 +303,10 @@ class JobWatch:
         return JobFacts(job_id=job_id, state="GONE") if self._is_gone(job_id) else None
 
     def _is_gone(self, job_id: str) -> bool:
-        return self.now() - self._missed_at.get(job_id, self.now()) > self.gone_after_s
+        """An accounting that is down may still come to tell more, but not for ever."""
+        missed_at = self._missed_at.get(job_id, self.now())
+        has_told = not self.has_accounting or self._told_at > missed_at
+        return self.now() - missed_at > self.gone_after_s * (1 if has_told else PATIENCE)
 
     def _refresh(self) -> None:
         if self.now() - self._asked_at < self.squeue_every_s:
@@ -294,9 +315,9 @@ class JobWatch:
         self.queries += 1
         try:
             self._queue = parse_squeue(self.ask("squeue", "--me", "--states=all", "--noheader", "-o", SQUEUE))
-            self._trouble_since = None
+            self.answered_at = self._asked_at
         except SlurmError:  # a controller that restarts; jobs run on, and so do we
-            self._trouble_since = self._trouble_since or self.now()
+            pass
 
     def _account(self) -> None:
         due = self.now() - self._accounted_at >= self.sacct_every_s
@@ -310,6 +331,7 @@ class JobWatch:
         except SlurmError as error:
             self.has_accounting = "disabled" not in str(error)
             return
+        self._told_at = self.now()
         over = {job_id: found for job_id, found in parse_sacct(text).items() if found.is_over}
         self._final |= over
         for job_id in over:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.cluster.node_ops import SOURCE
+from sweeps.cluster.node_ops import SOURCE, SOURCE_CPU
 from sweeps.cluster.rendezvous import INTERFACE, PORTS
 from sweeps.config.schema import ClusterConfig
 from sweeps.machine import Machine
@@ -53,13 +53,25 @@ class Site:
     cluster: ClusterConfig
     machine: Machine
     longest_min: int | None = None  # the partition's limit; None: none
-    ops: str | None = None  # where DeepSpeed's operators lie, compiled for these nodes; None: not known yet
+    gpus_on_node: int | None = None  # whoever uses them; None: no more than ours
+    ops: str | None = None  # where DeepSpeed's operators lie, compiled; None: not known yet
+    ops_cpu: str | None = None  # for processors of this signature
+
+    @property
+    def slots_on_node(self) -> int:
+        """More than ours where the configuration takes a part of a node's GPUs."""
+        return max(self.gpus_on_node or 0, self.machine.ranks_per_node)
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Its share of the node's; of a node that is all ours, all are shared by our ranks."""
+        sharing = self.machine.ranks_per_node if self.cluster.exclusive else self.slots_on_node
+        return self.cluster.cpus_per_rank or max(1, self.machine.cores // sharing)
 
 
 def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> dict[str, Any]:
     """Those of submitit's SlurmExecutor that no single trial changes: where, how many, under what name."""
-    cluster, machine = site.cluster, site.machine
-    cores = cluster.cpus_per_rank or max(1, machine.cores // machine.ranks_per_node)
+    cluster, machine, cores = site.cluster, site.machine, site.cores_per_rank
     parameters = {
         "job_name": name,
         "comment": comment,
@@ -72,7 +84,7 @@ def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> 
         "nodes": layout.nodes,
         "ntasks_per_node": layout.tasks_per_node,
         "cpus_per_task": cores,
-        "gpus_per_node": _gpus(cluster, layout) if machine.device == "cuda" else None,
+        "gpus_per_node": gpus(cluster, layout) if machine.device == "cuda" else None,
         "stderr_to_stdout": True,
         "signal_delay_s": WARNING_S,
         "setup": setup_lines(site),
@@ -129,8 +141,8 @@ def setup_lines(site: Site) -> list[str]:
     variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PORTS: site.cluster.ports}
     if site.cluster.interface:
         variables[INTERFACE] = site.cluster.interface
-    if site.ops:
-        variables[SOURCE] = site.ops
+    if site.ops and site.ops_cpu:
+        variables |= {SOURCE: site.ops, SOURCE_CPU: site.ops_cpu}
     if site.machine.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -144,6 +156,6 @@ def arguments(given: list[str]) -> Mapping[str, Any]:
     return {name: value if equals else True for name, equals, value in pairs}
 
 
-def _gpus(cluster: ClusterConfig, layout: Layout) -> str:
+def gpus(cluster: ClusterConfig, layout: Layout) -> str:
     count = str(layout.tasks_per_node)
     return f"{cluster.gpu_type}:{count}" if cluster.gpu_type else count

@@ -86,7 +86,7 @@ def supervise_rank(attempt: AttemptDir, place: Place) -> None:
 def _run(watch: _Watch, place: Place) -> RankExit:
     """The rank's exit; where the ranks cannot meet, an outcome that says so, and no rank."""
     try:
-        with local_ops(os.environ) as ops, meeting(watch.attempt, place, os.environ) as meet:
+        with local_ops(os.environ, watch.note) as ops, meeting(watch.attempt, place, os.environ) as meet:
             return watch.run(rank_environment(watch.spec, place, {**ops, **meet}))
     except RendezvousError as error:
         failure = Failure(kind=FailureKind.COMMS, message=str(error), rank=place.rank, phase=Phase.RENDEZVOUS)
@@ -107,8 +107,7 @@ def job_record(job_id: str, leader: int) -> JobRecord:
 
 def rank_environment(spec: TrialSpec, place: Place, meet: Mapping[str, str]) -> dict[str, str]:
     """The environment of a rank: its place, its threads, and where it meets its peers."""
-    cores = len(os.sched_getaffinity(0))
-    threads = 1 if spec.device == "cpu" else min(MAX_GPU_THREADS, max(1, cores // place.ranks_here))
+    threads = 1 if spec.device == "cpu" else min(MAX_GPU_THREADS, _cores(place))
     return {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
@@ -120,6 +119,12 @@ def rank_environment(spec: TrialSpec, place: Place, meet: Mapping[str, str]) -> 
         "HF_HUB_OFFLINE": "1",
         "SHARDSWEEP_SUPERVISOR": str(os.getpid()),  # the rank ends with it
     }
+
+
+def _cores(place: Place) -> int:
+    """A rank's own. Slurm binds each task to its share already, where the site has it so."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(given) if given.isdigit() else max(1, len(os.sched_getaffinity(0)) // place.ranks_here)
 
 
 @dataclass
@@ -142,6 +147,11 @@ class _Watch:
 
     def cancel(self, _signal: int, _frame: FrameType | None) -> None:
         self.cancelled = True
+
+    def note(self, line: str) -> None:
+        """In the rank's log."""
+        with self.attempt.log(self.rank).open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
 
     def run(self, environment: Mapping[str, str]) -> RankExit:
         with self.attempt.log(self.rank).open("ab") as log:

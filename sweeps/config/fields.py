@@ -10,6 +10,9 @@ from typing import Any
 from sweeps.config.schema import SweepConfig
 from train_entry.contract import Scalar
 
+# A URI, a line of shell or an argument may hold a password, and what is asked of a trial is shown everywhere.
+UNSHOWN_KEYS = ("tracking", "cluster.setup", "cluster.srun_args", "cluster.sbatch_args", "cluster.ssh_args")
+
 
 def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """Every leaf key of the schema, dotted, with its dataclass field."""

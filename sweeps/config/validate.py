@@ -151,6 +151,13 @@ def _cluster_relations(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
         if odd:
             yield f"cluster.{key}", f"{odd[0]!r} is no argument; write each as --name=value"
 
+    if any(argument.partition("=")[0] == "--requeue" for argument in cluster.sbatch_args):
+        yield (
+            "cluster.sbatch_args",
+            "'--requeue' would start a job again over what its first run left; leave it out: a preempted "
+            "trial is launched anew",
+        )
+
 
 def _bad_ports(text: str) -> str | None:
     low, _, high = text.partition("-")

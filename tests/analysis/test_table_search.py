@@ -147,6 +147,14 @@ def test_a_yardstick_stands_behind_those_measured_and_cannot_win(built: StudyBui
 # ---------------------------------------------------------------- how trials were timed
 
 
+def test_a_trial_on_different_cards_says_so(built: StudyBuilder) -> None:
+    cards = tuple(
+        a_rank_measurement(rank=rank, device_name=name) for rank, name in enumerate(("A100", "H100"))
+    )
+    built.measured(1, state=State.SUSPECT, ranks=cards)
+    assert cells(built, "state") == ["suspect mixed_cards"]
+
+
 def test_a_suspect_trial_says_which_limit_slowed_its_cards(built: StudyBuilder) -> None:
     health = DeviceHealth(
         clock_mhz=1410,

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sweeps.cluster.base import JobHandle
-from sweeps.cluster.slurm import Executor, SlurmCluster
+from sweeps.cluster.slurm import SlurmCluster
 from sweeps.cluster.slurm_request import Site
+from sweeps.cluster.slurm_submit import Executor
 from sweeps.config.schema import ClusterConfig
 from sweeps.limits import Limits
 from sweeps.machine import Machine

@@ -24,7 +24,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.slurm]
 
 Wait = Callable[[Callable[[], bool], float], None]
 HELD = ("-m", *TINY, "cluster.hold=true", "study=x")
-TWO_BY_TWO = (*HELD, "ranks=4", "cluster.nodes=2", "cluster.gpus_per_node=2", "strategy=zero1,zero2")
+TWO_BY_TWO = (
+    *HELD,
+    "ranks=4",
+    "cluster.nodes=4",
+    "cluster.holds=2",
+    "cluster.parallel=2",
+    "cluster.gpus_per_node=2",
+    "strategy=zero1,zero2",
+)
 ONE_BY_ONE = (*HELD, "ranks=1", "cluster.gpus_per_node=1", "strategy=ddp")
 
 
@@ -42,35 +50,34 @@ def has_begun(place: AttemptDir) -> bool:
     return place.heartbeat(0).exists()
 
 
-def test_a_study_is_one_job_and_its_end_in_the_middle_is_survived(
+def test_two_allocations_hold_a_trial_each_and_the_end_of_one_is_survived(
     line: SlurmLine, slurm: Slurm, wait_for: Wait
 ) -> None:
-    """Two trials of two nodes x two ranks; the allocation is cancelled during the second."""
+    """Four nodes; trials of two nodes x two ranks, both at once; one's allocation is cancelled."""
     process = line.start(*TWO_BY_TWO)
-    wait_for(lambda: has_begun(attempt(line, 2)), 180)
-    (only,) = holds(line)
-    mine = [row.split("|") for row in slurm.ask("squeue", "-h", "-o", "%i|%j").splitlines()]
-    assert mine == [[only.job_id, "x/hold-0"]], "one job for all trials so far"
-    steps = slurm.ask("squeue", "-h", "-s", "-o", "%i|%j")
-    assert "x/0002/1" in steps
-    slurm.ask("scancel", only.job_id)
+    wait_for(lambda: has_begun(attempt(line, 1)) and has_begun(attempt(line, 2)), 200)
+    first, second = holds(line)
+    mine = sorted(slurm.ask("squeue", "-h", "-o", "%i|%j|%D").splitlines())
+    assert mine == [f"{first.job_id}|x/hold-0|2", f"{second.job_id}|x/hold-1|2"]
+    steps = slurm.ask("squeue", "-h", "-s", "-o", "%i|%j").splitlines()
+    assert {f"{first.job_id}.0|x/0001/1", f"{second.job_id}.0|x/0002/1"} <= set(steps)
+    slurm.ask("scancel", second.job_id)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     found = line.trials()
-    assert [(trial.state, trial.attempts, trial.lost) for trial in found] == [
-        (State.MEASURED, 1, 0),
-        (State.MEASURED, 2, 0),
-    ], "no retry is used up"
+    assert [(trial.state, trial.attempts, trial.lost, trial.shared) for trial in found] == [
+        (State.MEASURED, 1, 0, False),
+        (State.MEASURED, 2, 0, False),
+    ], "no retry is used up, and each has nodes of its own"
     word = read_document(attempt(line, 2).scheduler, SchedulerWord)
     assert word is not None
-    assert (word.kind, word.state, word.job_id) == (FailureKind.PREEMPTED, "CANCELLED", only.job_id)
-    assert len(holds(line)) == 2
+    assert (word.kind, word.state, word.job_id) == (FailureKind.PREEMPTED, "CANCELLED", second.job_id)
     wait_for(lambda: slurm.ask("squeue", "--noheader") == "", 20)  # given back
-    state = slurm.ask("sacct", "-X", "-n", "-P", "-j", holds(line)[1].job_id, "-o", "State")
+    state = slurm.ask("sacct", "-X", "-n", "-P", "-j", first.job_id, "-o", "State")
     assert state.strip() == "COMPLETED"
 
 
-def test_a_killed_orchestrator_finds_its_allocation_and_the_trials_in_it_again(
+def test_a_study_is_one_job_and_a_killed_orchestrator_finds_it_and_the_trials_in_it_again(
     line: SlurmLine, wait_for: Wait
 ) -> None:
     """Two run side by side on one node, which slows them down: their timings are marked."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.cluster.slurm_queries import JobWatch
+from sweeps.cluster.slurm_submit import cancel_jobs, scancel
 from tests.slurm.conftest import TINY, Slurm, SlurmLine
 from train_entry.contract import (
     AttemptDir,
@@ -116,6 +118,15 @@ def test_a_slot_is_free_soon_after_its_trial_has_ended(study: tuple[SlurmLine, s
 
 def test_nothing_is_left_in_the_queue(study: tuple[SlurmLine, str], slurm: Slurm, wait_for: Wait) -> None:
     wait_for(lambda: slurm.ask("squeue", "--noheader") == "", 20)
+
+
+def test_ending_what_is_over_is_no_problem(
+    study: tuple[SlurmLine, str], slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    over = job_of(attempt(study[0]))
+    assert scancel([over, "999999"])[1] == ""
+    assert cancel_jobs([over, "999999"], JobWatch()) == []
 
 
 def test_a_dry_run_uses_what_the_probe_found(study: tuple[SlurmLine, str]) -> None:

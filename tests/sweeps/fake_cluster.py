@@ -175,11 +175,13 @@ class FakeCluster:
         wrote = all(handle.attempt.exit(rank).exists() for rank in range(handle.ranks))
         return JobState.ENDED if wrote else JobState.LOST
 
-    def cancel(self, handle: JobHandle) -> None:
-        job = self.jobs.pop(handle.attempt, None)
-        self._ours.discard(handle.attempt)
-        for rank in range(handle.ranks if job and not self.silent_when_cancelled else 0):
-            _write_exit(handle.attempt, rank, returncode=-9, reason=ExitReason.CANCELLED)
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        for handle in handles:
+            job = self.jobs.pop(handle.attempt, None)
+            self._ours.discard(handle.attempt)
+            for rank in range(handle.ranks if job and not self.silent_when_cancelled else 0):
+                _write_exit(handle.attempt, rank, returncode=-9, reason=ExitReason.CANCELLED)
+        return []
 
     def finish(self, attempt: AttemptDir) -> None:
         """Let a job come to its end now."""

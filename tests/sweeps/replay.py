@@ -256,12 +256,14 @@ class ReplayCluster:
         self._over(handle.attempt, job.ends_s)
         return JobState.ENDED
 
-    def cancel(self, handle: JobHandle) -> None:
-        job = self.running[handle.attempt]
-        seconds = self.time_s - job.began_s
-        for rank in range(handle.ranks):
-            _write_exit(handle.attempt, rank, -9, ExitReason.CANCELLED, seconds)
-        self._over(handle.attempt, self.time_s)
+    def cancel(self, *handles: JobHandle) -> list[str]:
+        for handle in handles:
+            job = self.running[handle.attempt]
+            seconds = self.time_s - job.began_s
+            for rank in range(handle.ranks):
+                _write_exit(handle.attempt, rank, -9, ExitReason.CANCELLED, seconds)
+            self._over(handle.attempt, self.time_s)
+        return []
 
     # ------------------------------------------------------------------ time
 

@@ -59,6 +59,12 @@ def test_the_error_is_the_half_width_relative_to_the_mean_step(tmp_path: Path) -
     assert staged.relative_error == 0.2  # of 2.5 s: a step has ended when its last stage has
 
 
+def test_ranks_on_different_cards_make_a_measurement_suspect(tmp_path: Path) -> None:
+    first = a_rank_measurement(rank=0, device_name="NVIDIA H100")
+    assert not collected(tmp_path, first, a_rank_measurement(rank=1, device_name="NVIDIA H100")).is_suspect
+    assert collected(tmp_path, first, a_rank_measurement(rank=1, device_name="NVIDIA A100")).is_suspect
+
+
 def test_one_card_that_was_too_hot_makes_a_measurement_suspect(tmp_path: Path) -> None:
     cool = a_rank_measurement(rank=0, health=COOL)
     assert not collected(tmp_path, cool, a_rank_measurement(rank=1, health=COOL)).is_suspect

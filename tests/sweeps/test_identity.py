@@ -53,11 +53,12 @@ def record(shape: ModelShape, machine: Machine) -> Callable[..., StudyRecord]:
     def make(
         config: SweepConfig | None = None,
         dimensions: tuple[Dimension, ...] = (MICRO_BATCH,),
+        overrides: tuple[str, ...] = ("micro_batch=1,2",),
         **changes: Any,
     ) -> StudyRecord:
         space = SearchSpace(dimensions=dimensions)
         flat = FLAT | {key.replace("__", "."): value for key, value in changes.items()}
-        return study_record(config or SweepConfig(), flat, space, shape, machine, ["micro_batch=1,2"])
+        return study_record(config or SweepConfig(), flat, space, shape, machine, overrides)
 
     return make
 
@@ -77,6 +78,15 @@ def test_a_record_holds_what_must_stay_the_same(record: Callable[..., StudyRecor
     assert made.dimensions == {"micro_batch": "1,2"}
     assert made.limits == {"limits.trials": 4, "limits.hours": None}
     assert made.overrides == ("micro_batch=1,2",)
+
+
+def test_what_may_hold_a_password_is_not_on_record(record: Callable[..., StudyRecord]) -> None:
+    secret = (
+        "+tracking.uri=http://me:word@x",
+        'cluster.setup=["export TOKEN=x"]',
+        'cluster.srun_args=["--x"]',
+    )
+    assert record(overrides=(*secret, "cluster.partition=gpu")).overrides == ("cluster.partition=gpu",)
 
 
 def test_the_name_is_the_users_where_given(record: Callable[..., StudyRecord]) -> None:

@@ -9,15 +9,20 @@ import pytest
 
 from sweeps.limits import StopReason
 from sweeps.machine import Machine
+from tests.examples import a_rank_measurement
 from tests.sweeps.fake_cluster import Script, crash, failing, lost, measured, oom
 from tests.sweeps.loop_bench import FOUR_PLANS, NO_LIMIT, Bench
 from train_entry.contract import (
+    AttemptDir,
     AttemptKind,
     Failure,
     FailureKind,
     Measurement,
     State,
     Trial,
+    TrialSpec,
+    dump,
+    write_atomic,
 )
 
 
@@ -45,6 +50,23 @@ def test_a_measured_trial_is_on_record_with_its_numbers(bench: Callable[..., Ben
     assert (trial.gpu_s, trial.attempts, trial.measured_attempt) == (20.0, 1, 1)
     assert trial.overrides[-1] == f"micro_batch={trial.values['micro_batch']}"
     assert "strategy=zero2" in trial.overrides
+
+
+def test_trials_on_different_cards_are_told_once(bench: Callable[..., Bench]) -> None:
+    def on(card: str) -> Script:
+        def write(attempt: AttemptDir, spec: TrialSpec) -> None:
+            measured(1024.0)(attempt, spec)
+            for rank in range(spec.plan.ranks):
+                write_atomic(attempt.outcome(rank), dump(a_rank_measurement(rank=rank, device_name=card)))
+
+        return write
+
+    study = bench({"ddp": [on("A100")], "zero1": [on("H100")]})
+    study.start(*FOUR_PLANS)
+    told = [text for text in study.heard.messages if "they do not compare" in text]
+    assert len(told) == 1
+    assert "A100" in told[0]
+    assert "H100" in told[0]
 
 
 def test_every_change_is_heard_after_it_is_on_record(bench: Callable[..., Bench]) -> None:

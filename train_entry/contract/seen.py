@@ -123,9 +123,14 @@ class Measurement:
     relative_error: float | None = None  # half-width of the step time's interval over its mean; None: unknown
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether its ranks ran on different cards."""
+        return len({rank.device_name for rank in self.ranks}) > 1
+
+    @property
     def is_suspect(self) -> bool:
-        """Whether a card was slowed down by its surroundings meanwhile."""
-        return any(rank.health is not None and rank.health.is_suspect for rank in self.ranks)
+        """Whether a card was slowed down by its surroundings meanwhile, or by slower ones beside it."""
+        return self.is_mixed or any(rank.health is not None and rank.health.is_suspect for rank in self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

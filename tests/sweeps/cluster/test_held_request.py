@@ -53,6 +53,15 @@ def test_a_step_runs_on_the_nodes_that_it_has_leased() -> None:
     assert not any(word.startswith("--mem") for word in command), "it has the node's memory to itself"
 
 
+def test_containers_reach_a_step_too() -> None:
+    arguments = ["--container-image=/images/my torch.sqsh", "--container-mounts=/home"]
+    site = dataclasses.replace(SITE, cluster=dataclasses.replace(SITE.cluster, srun_args=arguments))
+    command = step_command(site, a_trial_spec(), AttemptDir(Path("/x/trials/0001/attempt-1")), "7", ["n3"])
+    where = command.index(arguments[0])
+    assert list(command[where : where + 2]) == arguments
+    assert where < command.index("-m"), "they are srun's, not the supervisor's"
+
+
 def test_a_trial_needs_twice_what_others_took_and_no_more_than_half_an_allocation() -> None:
     spec = a_trial_spec()
     assert needed_s(SITE, spec, 100.0) < needed_s(SITE, spec, 0.0) <= 480 * 60 / 2 + 60

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.cluster.node_ops import SOURCE, TORCH, cpu_signature, local_ops
+from sweeps.cluster.node_ops import SOURCE, SOURCE_CPU, TORCH, cpu_signature, local_ops
 
 
 @pytest.fixture(autouse=True)
@@ -27,33 +27,46 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_nothing_is_done_where_no_source_is_named() -> None:
-    with local_ops({}) as found:
+    with local_ops({}, print) as found:
         assert found == {}
 
 
 def test_a_copy_has_the_library_and_its_time_but_no_lock(source: Path) -> None:
-    with local_ops({SOURCE: str(source)}) as found:
+    with local_ops({SOURCE: str(source)}, print) as found:
         copied = Path(found[TORCH]) / "cpu_adam"
         assert [path.name for path in copied.iterdir()] == ["cpu_adam.so"]
         assert (copied / "cpu_adam.so").stat().st_mtime == 1000
 
 
 def test_a_dead_ranks_lock_is_removed_and_a_living_ones_is_left(source: Path) -> None:
+    """While another supervisor of this node is at work, as always where trials overlap."""
     environ = {SOURCE: str(source)}
-    with local_ops(environ) as found:
-        lock = Path(found[TORCH]) / "cpu_adam" / "lock"
-        lock.touch()
-        with local_ops(environ):
-            assert lock.exists(), "another rank of this node may be at work"
-    with local_ops(environ):
-        assert not lock.exists()
+    with local_ops(environ, print) as found:
+        dead = Path(found[TORCH]) / "cpu_adam" / "lock"
+        dead.touch()
+        living = Path(found[TORCH]) / "async_io" / "lock"
+        living.parent.mkdir()
+        with living.open("x"), local_ops(environ, print):
+            assert (dead.exists(), living.exists()) == (False, True)
+
+
+def test_on_another_kind_of_processor_nothing_is_copied_and_the_log_says_so(source: Path) -> None:
+    told: list[str] = []
+    with local_ops({SOURCE: str(source), SOURCE_CPU: "another"}, told.append) as found:
+        assert list(Path(found[TORCH]).iterdir()) == []
+        assert "another kind of processor" in told[0]
+        compiled = Path(found[TORCH])
+    with local_ops({SOURCE: str(source), SOURCE_CPU: cpu_signature()}, told.append) as found:
+        assert Path(found[TORCH]) == compiled, "this processor's own directory"
+        assert [path.name for path in compiled.iterdir()] == ["cpu_adam"]
+    assert len(told) == 2
 
 
 def test_what_is_compiled_anew_is_copied_anew(source: Path) -> None:
-    with local_ops({SOURCE: str(source)}):
+    with local_ops({SOURCE: str(source)}, print):
         pass
     (source / "cpu_adam" / "cpu_adam.so").write_text("newer")
-    with local_ops({SOURCE: str(source)}) as found:
+    with local_ops({SOURCE: str(source)}, print) as found:
         assert (Path(found[TORCH]) / "cpu_adam" / "cpu_adam.so").read_text() == "newer"
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sweeps.cluster import slurm
+from sweeps.cluster import slurm, slurm_submit, slurm_words
 from sweeps.cluster.base import JobHandle, JobState, share_a_node
-from sweeps.cluster.slurm import SlurmCluster, scheduler_word
-from sweeps.cluster.slurm_queries import JobFacts, JobWatch
+from sweeps.cluster.slurm import SlurmCluster
+from sweeps.cluster.slurm_queries import JobWatch, SlurmError
 from sweeps.cluster.slurm_request import Site
 from sweeps.collect import collect
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
 from tests.examples import a_plan, a_trial_spec
+from tests.sweeps.cluster.conftest import Commands
 from train_entry.contract import (
     AttemptDir,
     ExitReason,
@@ -96,51 +98,64 @@ def test_a_node_of_ones_own_has_no_neighbours() -> None:
     assert not cluster(exclusive=False).has_neighbours(("node-0/0", "node-0/1"))
 
 
+def test_a_part_of_a_nodes_gpus_is_no_node_of_ones_own() -> None:
+    on = cluster(exclusive=False)
+    on.site = dataclasses.replace(on.site, gpus_on_node=8)
+    assert on.has_neighbours(("node-0/0", "node-0/1"))
+
+
 # ---------------------------------------------------------------- submitting
 
 
-def test_what_sbatch_refuses_for_a_while_is_sent_again(
-    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "RESEND_S", 0.0)
-    monkeypatch.setattr(slurm, "LOOK_S", 0.0)
-    answers: list[SweepError | str] = [SweepError("sbatch refused: QOSMaxSubmitJobPerUserLimit"), "7"]
+def sending(*answers: SweepError | str) -> Any:
+    """An executor to which Slurm answers so, one after another."""
+    left = list(answers)
 
-    class Reluctant:
+    class Scripted:
         def __init__(self, folder: Path) -> None: ...
 
         def update_parameters(self, **parameters: object) -> None: ...
 
         def send(self, *_: object) -> str:
-            if isinstance(answer := answers.pop(0), SweepError):
+            if isinstance(answer := left.pop(0), SweepError):
                 raise answer
             return answer
 
+    return Scripted
+
+
+def test_what_sbatch_refuses_for_a_while_is_sent_again(
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_submit, "RESEND_S", 0.0)
+    monkeypatch.setattr(slurm, "LOOK_S", 0.0)
     on = cluster("PENDING")
-    on.executor = Reluctant  # type: ignore[assignment]
+    on.executor = sending(SweepError("sbatch refused: QOSMaxSubmitJobPerUserLimit"), "7")
     handle = on.submit(attempt, SPEC, ("node-0/0", "node-0/1"))
     assert not attempt.submission.exists()
     assert on.poll(handle) is JobState.QUEUED
     assert slurm.known_job(attempt) == "7"
 
 
-def test_what_sbatch_refuses_for_long_ends_the_study(
+def test_a_job_whose_answer_was_lost_is_taken_for_what_it_is(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "REFUSED_S", -1.0)
-
-    class Refusing:
-        def __init__(self, folder: Path) -> None: ...
-
-        def update_parameters(self, **parameters: object) -> None: ...
-
-        def send(self, *_: object) -> str:
-            raise SweepError("sbatch refused: invalid qos")
-
+    monkeypatch.setattr(slurm_submit, "RESEND_S", 0.0)
     on = cluster()
-    on.executor = Refusing  # type: ignore[assignment]
-    with pytest.raises(SweepError, match="invalid qos"):
-        on.submit(attempt, SPEC, ("node-0/0",))
+    on.watch = JobWatch(ask=lambda *_: f"7|PENDING|None|0:00|30:00|study/0001/1|{attempt.path.resolve()}\n")
+    on.executor = sending(SweepError("sbatch refused: Socket timed out on send/recv operation"))
+    assert on.poll(on.submit(attempt, SPEC, ("node-0/0",))) is JobState.QUEUED
+    assert slurm.known_job(attempt) == "7", "and none is sent beside it"
+
+
+def test_a_lost_job_is_cancelled_too(attempt: AttemptDir, commands: Commands) -> None:
+    row = f"7|RUNNING|None|0:00|30:00|study/0001/1|{attempt.path.resolve()}\n"
+    rows = [row, row.replace("RUNNING", "CANCELLED")]
+    on = cluster()
+    on.watch = JobWatch(ask=lambda *_: rows.pop(0) if len(rows) > 1 else rows[0], squeue_every_s=0.0)
+    on.executor = sending(SweepError("sbatch refused: Socket timed out on send/recv operation"))
+    assert on.cancel(on.submit(attempt, SPEC, ("node-0/0",))) == []
+    assert commands.calls("scancel") == ["7"]
 
 
 # ---------------------------------------------------------------- states
@@ -203,19 +218,56 @@ def test_a_ranks_own_failure_explains_more_than_the_scheduler(attempt: AttemptDi
     assert outcome.kind is FailureKind.GPU_OOM
 
 
-def test_ranks_that_ended_in_order_within_the_grace_were_preempted_or_out_of_time() -> None:
-    early = JobFacts(job_id="7", state="COMPLETED", used_s=60, limit_s=1800)
-    late = JobFacts(job_id="7", state="COMPLETED", used_s=1760, limit_s=1800)
-    words = [scheduler_word(facts, was_told=True) for facts in (early, late)]
-    assert [word.kind for word in words if word] == [FailureKind.PREEMPTED, FailureKind.TIMED_OUT]
-    lost = scheduler_word(early, was_told=False)
-    assert lost is not None
-    assert lost.kind is FailureKind.NODE_LOST
-    assert "a file system that all nodes share" in lost.detail
-
-
 def test_a_job_without_id_is_found_by_its_name(attempt: AttemptDir) -> None:
     text = f"7|PENDING|Priority|0:00|30:00|study/0001/1|{attempt.path.resolve()}\n"
     on = cluster()
     on.watch = JobWatch(ask=lambda *_: text)
     assert on.poll(on.attach(attempt, 2, ("node-0/0",))) is JobState.QUEUED
+
+
+def test_a_job_is_not_lost_while_squeue_is_silent(
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: str) -> str:
+        raise SlurmError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(slurm, "UNKNOWN_S", -1.0)
+    on = cluster()
+    on.watch = JobWatch(ask=silent)
+    assert on.poll(on.attach(attempt, 2, ("node-0/0",))) is JobState.STARTING
+    on.watch = JobWatch(ask=lambda *_: "")
+    assert on.poll(on.attach(attempt, 2, ("node-0/0",))) is JobState.LOST
+
+
+def test_a_controller_that_restarts_ends_no_study(
+    attempt: AttemptDir, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job stays in the queue after its ranks have ended, and scancel is not heard."""
+    monkeypatch.setattr(slurm, "LEAVING_S", 0.0)
+    monkeypatch.setattr(slurm, "LOOK_S", 0.0)
+    commands.answer("scancel", err="scancel: error: Unable to contact slurm controller\n", status=1)
+    on = cluster("RUNNING")
+    first = attached(on, attempt)
+    end(attempt, 0, 1)
+    assert on.poll(first) is JobState.ENDED
+    other = AttemptDir(attempt.path.parent / "attempt-2")
+    second = attached(on, other)
+    assert on.poll(second) is JobState.STARTING
+    commands.answer("scancel")
+    on.poll(second)
+    on.poll(second)
+    assert commands.calls("scancel") == ["7", "7"], "until it is heard"
+
+
+def test_a_trial_that_waits_for_long_says_why(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_words, "TOLD_S", 0.0)
+    told: list[str] = []
+    on = SlurmCluster(
+        Site(cluster=ClusterConfig(kind="slurm"), machine=FOUR_NODES),
+        4,
+        JobWatch(ask=lambda *_: "7|PENDING|PartitionTimeLimit|0:00|30:00|study/0001/1|\n"),
+        say=told.append,
+    )
+    on.poll(attached(on, attempt))
+    (text,) = told
+    assert text.startswith(f"trial {attempt.path.parent.name} (job 7) waits: PartitionTimeLimit; lower")

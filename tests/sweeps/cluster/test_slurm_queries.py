@@ -27,7 +27,8 @@ class Scheduler:
     """squeue and sacct, as a test wants them, and a clock."""
 
     squeue: str = ""
-    sacct: str | None = ""  # None: no accounting
+    sacct: str | None = ""  # None: it refuses
+    refusal: str = "Slurm accounting storage is disabled"
     down: bool = False
     time_s: float = 0.0
     asked: list[str] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Scheduler:
         if command[0] == "squeue":
             return self.squeue
         if self.sacct is None:
-            raise SlurmError("Slurm accounting storage is disabled")
+            raise SlurmError(self.refusal)
         return self.sacct
 
     def watch(self) -> JobWatch:
@@ -57,9 +58,15 @@ def test_a_comment_may_hold_what_separates() -> None:
     assert (job.used_s, job.limit_s) == (90, 1800)
 
 
-def test_a_step_out_of_memory_says_more_than_its_job() -> None:
+def test_a_comment_of_several_lines_hides_no_job() -> None:
+    text = f"6|RUNNING|None|1:30|30:00|theirs|a note\nof two lines\n\n{RUNNING}"
+    assert set(parse_squeue(text)) == {"6", "7"}
+
+
+def test_a_step_out_of_memory_is_told_apart_from_its_job() -> None:
     text = "7|FAILED|1:0|00:01:00|00:30:00\n7.batch|FAILED|1:0|00:01:00|\n7.0|OUT_OF_MEMORY|0:125|00:01:00|\n"
-    assert parse_sacct(text)["7"].state == "OUT_OF_MEMORY"
+    found = parse_sacct(text)["7"]
+    assert (found.state, found.ran_out_of_memory) == ("FAILED", True)
     assert parse_sacct("8|CANCELLED by 0|0:0|00:00:00|UNLIMITED\n")["8"].state == "CANCELLED"
 
 
@@ -71,6 +78,11 @@ def test_nodes_are_read_with_their_gpus_and_features() -> None:
     assert (first.features, first.partition, first.is_default) == (frozenset(("ib", "hbm3")), "gpu", True)
     assert (first.longest_min, first.is_up) == (2880, True)
     assert (second.gpu_count, second.longest_min, second.is_up) == (0, None, False)
+
+
+@pytest.mark.parametrize("state", ["down*", "drain", "drng", "drng@", "futr", "maint", "inval"])
+def test_nodes_that_take_no_job(state: str) -> None:
+    assert not parse_sinfo(f"n1|8|16000|(null)|(null)|{state}|main*|infinite\n")[0].is_up
 
 
 @pytest.mark.parametrize(
@@ -134,6 +146,20 @@ def test_without_accounting_it_is_gone_after_a_while() -> None:
     assert slurm.asked.count("sacct") == 1
 
 
+def test_an_accounting_that_is_down_is_waited_for_but_not_for_ever() -> None:
+    slurm = Scheduler(sacct=None, refusal="Connection refused")
+    watch = slurm.watch()
+    assert state(watch) is None
+    slurm.time_s = 100.0
+    assert state(watch) is None
+    slurm.sacct, slurm.time_s = "7|NODE_FAIL|0:0|00:01:00|00:30:00\n", 110.0
+    assert state(watch) == "NODE_FAIL"
+    slurm.sacct = None
+    assert state(watch, "8") is None
+    slurm.time_s = 800.0
+    assert state(watch, "8") == "GONE"
+
+
 def test_nothing_is_concluded_while_the_controller_is_away() -> None:
     slurm = Scheduler(squeue=RUNNING)
     watch = slurm.watch()
@@ -150,7 +176,7 @@ def test_of_a_failed_job_the_accounting_may_know_more() -> None:
         squeue=FAILED, sacct="7|FAILED|1:0|00:01:00|00:30:00\n7.0|OUT_OF_MEMORY|0:125|00:01:00|\n"
     )
     found = slurm.watch().final("7")
-    assert found is not None and found.state == "OUT_OF_MEMORY"
+    assert found is not None and found.ran_out_of_memory
     slurm = Scheduler(squeue=FAILED, sacct=None)
     watch = slurm.watch()
     assert watch.final("7") is None

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.cluster.slurm import Executor
 from sweeps.cluster.slurm_request import Layout, Site, memory, minutes, trial_parameters
+from sweeps.cluster.slurm_submit import Executor
 from sweeps.config.schema import ClusterConfig
 from sweeps.machine import Gpu, Machine
 from tests.examples import a_plan, a_trial_spec
@@ -76,12 +76,23 @@ def test_containers_and_modules_reach_the_script(tmp_path: Path, monkeypatch: py
 
 
 def test_jobs_are_told_ports_interface_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = dataclasses.replace(site(interface="ib0", ports="31000-31010"), ops="/shared/my ops")
+    where = dataclasses.replace(
+        site(interface="ib0", ports="31000-31010"), ops="/shared/my ops", ops_cpu="f0"
+    )
     lines = script(where, 8, tmp_path, monkeypatch)
     assert "export SHARDSWEEP_PORTS=31000-31010" in lines
     assert "export SHARDSWEEP_INTERFACE=ib0" in lines
-    assert "export SHARDSWEEP_OPS='/shared/my ops'" in lines
+    assert {"export SHARDSWEEP_OPS='/shared/my ops'", "export SHARDSWEEP_OPS_CPU=f0"} <= set(lines)
     assert not any("CUDA_VISIBLE_DEVICES" in line for line in lines), "Slurm says which"
+
+
+def test_a_part_of_a_nodes_gpus_leaves_its_neighbours_their_cores() -> None:
+    four = dataclasses.replace(NODES, ranks_per_node=4)
+    shared = dataclasses.replace(site(four, exclusive=False), gpus_on_node=8)
+    assert (shared.slots_on_node, shared.cores_per_rank) == (8, 8)
+    alone = dataclasses.replace(site(four), gpus_on_node=8)
+    assert alone.cores_per_rank == 16, "nobody else can use them"
+    assert site(four, exclusive=False, cpus_per_rank=3).cores_per_rank == 3
 
 
 def test_on_cpus_no_gpu_is_asked_for_or_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.cluster.rendezvous import Place
+from sweeps.cluster.supervisor import rank_environment
 from tests.examples import a_plan, a_trial_spec
 from train_entry.contract import (
     AttemptDir,
@@ -91,3 +93,18 @@ def test_what_a_killed_rank_wrote_is_deleted_after_it(
     ended = load(RankExit, attempt.exit(0).read_text())
     assert (ended.reason, ended.returncode) == (ExitReason.CANCELLED, -signal.SIGKILL)
     assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", "3"), ("32", "8"), (None, "2"), ("", "2")])
+def test_a_ranks_threads_are_its_share_which_slurm_has_taken_already(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, threads: str
+) -> None:
+    """Four ranks a node; this process may use eight cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    if said is not None:
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", said)
+    spec = a_trial_spec(device="cuda")
+    place = Place(rank=0, local_rank=0, ranks=4, nodes=1)
+    assert rank_environment(spec, place, {})["OMP_NUM_THREADS"] == threads

@@ -75,6 +75,7 @@ def test_a_value_within_bounds_is_good(key: str, value: Any) -> None:
         (config(model={"family": "hf"}), "model.path"),
         (config(data={"kind": "text"}), "data.path"),
         (config(cluster={"memory_limit_gib": 8.0}, gate={"headroom_gib": 8.0}), "gate.headroom_gib"),
+        (config(cluster={"sbatch_args": ["--requeue"]}), "cluster.sbatch_args"),
         (SweepConfig(dry_run=True, dry_run_to="plans.txt"), "dry_run_to"),
         (SweepConfig(dry_run_to="plans.csv"), "dry_run_to"),
         (SweepConfig(study=""), "study"),
