@@ -259,6 +259,25 @@ def test_a_controller_that_restarts_ends_no_study(
     assert commands.calls("scancel") == ["7", "7"], "until it is heard"
 
 
+def test_no_job_is_ended_on_what_a_silent_controller_said_before(
+    attempt: AttemptDir, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "LEAVING_S", 0.0)
+    monkeypatch.setattr(slurm, "LOOK_S", 0.0)
+    on = cluster("RUNNING")
+    handle = attached(on, attempt)
+    end(attempt, 0, 1)
+    assert on.poll(handle) is JobState.ENDED
+    other = attached(on, AttemptDir(attempt.path.parent / "attempt-2"))
+
+    def silent(*_: str) -> str:
+        raise SlurmError("Unable to contact slurm controller")
+
+    on.watch.ask, on.watch.squeue_every_s = silent, 0.0
+    on.poll(other)
+    assert commands.calls("scancel") == []
+
+
 def test_a_trial_that_waits_for_long_says_why(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_words, "TOLD_S", 0.0)
     told: list[str] = []

@@ -32,6 +32,7 @@ def watching(*answers: str | None) -> JobWatch:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_submit, "LOOK_S", 0.01)
+    monkeypatch.setattr(slurm_submit, "UNLISTED_S", 0.0)
     monkeypatch.setattr(slurm_submit, "RESEND_S", 0.0)
 
 
@@ -75,7 +76,6 @@ def test_a_job_over_for_long_is_no_problem(commands: Commands) -> None:
 def test_a_job_that_nobody_lists_after_scancel_is_gone(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_submit, "UNLISTED_S", 0.0)
     monkeypatch.setattr(slurm_submit, "CANCEL_S", 2.0)
     assert cancel_jobs(["7"], watching("")) == []
     assert len(cancel_jobs(["7"], watching(None))) == 1, "nothing is concluded where squeue is silent"
