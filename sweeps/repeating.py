@@ -110,14 +110,15 @@ class Repeating(Recovery):
         )
 
     def _reserve(self) -> Spent:
-        """What the confirmation will take: two turns of as many trials as are to be confirmed."""
-        repeats = 2 * len(to_confirm(self.ledger.trials, self.study.goal, self.confirm))
+        """What a launch and the confirmation after it will take: two turns of whom it is about."""
+        repeated = to_confirm(self.ledger.trials, self.study.goal, self.confirm)
         measured = [trial for _, trial in contenders(self.ledger.trials, self.study.goal)]
-        if not repeats or not measured:
+        if not repeated or not measured:
             return Spent(launched=0, active_s=0.0, gpu_s=0.0)
+        runs = 1 + 2 * len(repeated)
         each_gpu_s = statistics.median(trial.gpu_s / max(1, trial.attempts) for trial in measured)
         ranks = statistics.median(trial.plan.ranks for trial in measured if trial.plan)
-        return Spent(launched=0, active_s=repeats * each_gpu_s / ranks, gpu_s=repeats * each_gpu_s)
+        return Spent(launched=0, active_s=runs * each_gpu_s / ranks, gpu_s=runs * each_gpu_s)
 
     def _start_drift_look(self) -> None:
         """Measure the reference once more, where it is time."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.cluster.hosts import Hosts, lay_out
 from sweeps.cluster.leases import LeasePool, Slot, default_directory
-from sweeps.cluster.node_ops import SOURCE, TORCH
+from sweeps.cluster.node_ops import SOURCE, SOURCE_CPU, TORCH, cpu_signature
 from sweeps.cluster.over_ssh import ROOT, Launch, LaunchRecord, end_nodes
 from sweeps.cluster.processes import end_session, is_alive, start_ticks
 from sweeps.cluster.rendezvous import INTERFACE, PORTS, parse_ports
@@ -224,6 +224,7 @@ def exported(cluster: ClusterConfig, device: str, environ: Mapping[str, str]) ->
         PORTS: cluster.ports,
         # Each host loads them from a copy of its own: a rank that is killed there locks them for nobody else.
         SOURCE: environ.get(TORCH, str(Path(sys.prefix) / "torch_extensions")),
+        SOURCE_CPU: cpu_signature(),
     }
     return kept | ({INTERFACE: cluster.interface} if cluster.interface else {})
 

@@ -147,9 +147,9 @@ def test_a_repeat_that_was_lost_is_tried_again(bench: Callable[..., Bench]) -> N
 
 
 def test_gpu_hours_are_kept_for_the_confirmation(bench: Callable[..., Bench]) -> None:
-    """A job takes 20 GPU-seconds: of 100, three trials, and two repeats of the best."""
+    """A job takes 20 GPU-seconds: of little more than 100, three trials, and two repeats of the best."""
     study = bench({"zero1 x2": [measured(150.0)]})
-    limits = dataclasses.replace(NO_LIMIT, gpu_hours=99.9 / 3600)
+    limits = dataclasses.replace(NO_LIMIT, gpu_hours=100.1 / 3600)
     confirm = dataclasses.replace(CONFIRM, best=1)
     asked = ("micro_batch=1,2,4,8", "search=grid")
     assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.GPU_HOURS

@@ -161,8 +161,8 @@ def test_patience_ends_a_study_that_improves_by_noise_only(bench: Callable[..., 
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (dataclasses.replace(NO_LIMIT, cost=5.0, price_per_gpu_hour=180.0), StopReason.COST),
-        (dataclasses.replace(NO_LIMIT, gpu_hours=100 / 3600), StopReason.GPU_HOURS),
+        (dataclasses.replace(NO_LIMIT, cost=5.01, price_per_gpu_hour=180.0), StopReason.COST),
+        (dataclasses.replace(NO_LIMIT, gpu_hours=100.1 / 3600), StopReason.GPU_HOURS),
     ],
     ids=["money", "GPU-hours"],
 )
@@ -183,7 +183,7 @@ def test_of_hours_what_the_confirmation_takes_is_left_for_it(bench: Callable[...
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
-    limits = dataclasses.replace(NO_LIMIT, hours=21 / 3600)  # two turns are expected to take 10 s each
+    limits = dataclasses.replace(NO_LIMIT, hours=31 / 3600)  # a launch and two turns: 10 s each
     assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.HOURS
     _, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
     assert len(study.trials) < 4

@@ -72,6 +72,7 @@ def test_ranks_get_what_deepspeed_exports_and_no_secret(
         "SHARDSWEEP_PORTS",
         "SHARDSWEEP_INTERFACE",
         "SHARDSWEEP_OPS",
+        "SHARDSWEEP_OPS_CPU",
     }
 
 
