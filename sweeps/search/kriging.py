@@ -23,6 +23,7 @@ REACHES = (1.0, 2.0, 4.0)  # distances over which errors stay alike
 OWN = (0.05, 0.3, 1.0)  # share of the variance that is a plan's own
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of errors, over what is taken for granted
 DOUBLED = 1.0  # so many doublings of that size are one standard deviation of what is believed beforehand
+LARGEST = 3.0  # times the doubt: a larger error counts as that, or one odd plan would put all others in doubt
 LEAST_VARIANCE = 1e-8
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -54,7 +55,8 @@ class Kriging:
         self._plausible /= self._plausible.sum()
         self._count = len(errors)
         if self._count:
-            self._condition(places, np.array(errors))
+            largest = LARGEST * doubt * self._widths
+            self._condition(places, np.clip(np.array(errors), -largest, largest))
 
     def _condition(self, places: Sequence[Place], errors: Numbers) -> None:
         covariances = np.stack([self._covariances(place) for place in places], axis=1)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sweeps.search.kriging import SIZES, Kriging
+from sweeps.search.kriging import LARGEST, SIZES, Kriging
 from sweeps.search.likeness import Place
 
 DOUBT = 0.06
@@ -65,3 +65,9 @@ def test_of_errors_like_those_assumed_its_intervals_hold_as_often_as_they_say(re
         belief = Kriging(places[:8], errors[:8], DOUBT).at(places[8])
         inside += abs(errors[8] - belief.mean) <= 1.96 * belief.deviation
     assert 0.92 <= inside / count <= 0.99
+
+
+def test_one_error_that_is_out_of_all_proportion_counts_as_a_large_one() -> None:
+    places = [at(0.0), at(1.0), at(2.0), at(30.0)]
+    large, huge = (Kriging(places, [0.01, -0.01, 0.0, odd], DOUBT) for odd in (LARGEST * DOUBT, 10.0))
+    assert huge.at(at(3.0)) == large.at(at(3.0))
