@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class CommandLine:
 
     directory: Path
     script: Path = ROOT / "sweep.py"
+    within: Sequence[str] = ()  # a command to put before it, such as srun
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -40,7 +41,7 @@ class CommandLine:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """In a session of its own, as in a terminal of its own."""
         process = subprocess.Popen(
-            [sys.executable, str(self.script), *arguments],
+            [*self.within, sys.executable, str(self.script), *arguments],
             cwd=self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,

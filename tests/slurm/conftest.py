@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,26 +43,11 @@ class SlurmLine(CommandLine):
     """`python sweep.py` on the cluster's login node."""
 
     slurm: Slurm | None = None
-    within: Sequence[str] = ()  # a command to put before it, such as srun
 
     @property
     def environment(self) -> dict[str, str]:
         assert self.slurm is not None
         return {**self.slurm.environment, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")}
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*self.within, sys.executable, str(self.script), *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
 
     def trials(self, study: str = "x") -> list[Trial]:
         places = StudyDir(self.studies / study).trials()
