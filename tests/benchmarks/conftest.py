@@ -1,5 +1,6 @@
-"""The fixtures of the loop's own tests serve here too."""
+"""Fixtures of tests that serve here too; one Slurm for all benchmarks that want it."""
 
+from tests.slurm.conftest import line, slurm
 from tests.sweeps.conftest import bench, composer, shape
 
-__all__ = ["bench", "composer", "shape"]
+__all__ = ["bench", "composer", "line", "shape", "slurm"]

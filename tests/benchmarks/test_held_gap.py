@@ -8,8 +8,6 @@ from itertools import pairwise
 import pytest
 
 from tests.slurm.conftest import TINY, SlurmLine
-from tests.slurm.conftest import line as line
-from tests.slurm.conftest import slurm as slurm
 from train_entry.contract import JobRecord, State, StudyDir, read_document
 
 pytestmark = pytest.mark.slurm

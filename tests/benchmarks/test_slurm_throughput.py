@@ -22,7 +22,6 @@ from sweeps.machine import Machine
 from sweeps.recovery import Clock
 from tests.examples import a_plan, a_trial_spec
 from tests.slurm.conftest import Slurm
-from tests.slurm.conftest import slurm as slurm
 from tests.sweeps.fake_cluster import measured
 from tests.sweeps.loop_bench import Bench
 from train_entry.contract import AttemptDir, State, TrialSpec
