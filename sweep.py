@@ -33,9 +33,8 @@ from analysis.load import load_study  # noqa: E402
 from analysis.ranking import winner as find_winner  # noqa: E402
 from analysis.table import show, write_csv  # noqa: E402
 from analysis.trial import show_trial  # noqa: E402
-from sweeps.admission import Admission  # noqa: E402
 from sweeps.cluster.choose import Place, close_cluster, find_place, open_cluster  # noqa: E402
-from sweeps.cluster.devices import find_gpus  # noqa: E402
+from sweeps.cluster.node.devices import find_gpus  # noqa: E402
 from sweeps.config.compose import (  # noqa: E402
     CONFIG_ERRORS,
     Composer,
@@ -43,39 +42,40 @@ from sweeps.config.compose import (  # noqa: E402
     register_resolvers,
     register_schema,
 )
-from sweeps.config.grammar import Request, pinned_values, read_request, without_idle  # noqa: E402
+from sweeps.config.inputs import require_inputs  # noqa: E402
+from sweeps.config.models import model_shape  # noqa: E402
 from sweeps.config.schema import SweepConfig  # noqa: E402
-from sweeps.display import Display, make_display  # noqa: E402
 from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
-from sweeps.export import write_best  # noqa: E402
-from sweeps.forecast import Forecaster, hardware_for  # noqa: E402
-from sweeps.gate import room_of  # noqa: E402
-from sweeps.history import earlier_trials  # noqa: E402
-from sweeps.identity import collection_name, comparable, joined_record, study_record  # noqa: E402
-from sweeps.inputs import require_inputs, require_room  # noqa: E402
-from sweeps.ledger import Ledger, exclusive, open_study  # noqa: E402
-from sweeps.limits import Limits, StopReason  # noqa: E402
-from sweeps.listing import list_plans  # noqa: E402
-from sweeps.listing_file import require_target, write_listing  # noqa: E402
-from sweeps.listing_view import show_listing  # noqa: E402
-from sweeps.listing_words import basis  # noqa: E402
-from sweeps.loop import StudyLoop  # noqa: E402
-from sweeps.models import model_shape  # noqa: E402
-from sweeps.observer import StudyObserver  # noqa: E402
-from sweeps.planner import Planner  # noqa: E402
-from sweeps.pruning import Pruning  # noqa: E402
-from sweeps.search.director import make_director, rules_for  # noqa: E402
-from sweeps.settings import Settings  # noqa: E402
-from sweeps.space import Point  # noqa: E402
-from sweeps.study import Searcher, require_searchable  # noqa: E402
-from sweeps.tracking import (  # noqa: E402
+from sweeps.estimate.estimator import Forecaster, hardware_for  # noqa: E402
+from sweeps.estimate.fit import require_room, room_of  # noqa: E402
+from sweeps.plan.planner import Planner  # noqa: E402
+from sweeps.search.gate import Admission  # noqa: E402
+from sweeps.search.proposer import make_director, rules_for  # noqa: E402
+from sweeps.search.pruning import Pruning  # noqa: E402
+from sweeps.search.sampler import Searcher, require_searchable  # noqa: E402
+from sweeps.show.display import Display, make_display  # noqa: E402
+from sweeps.show.dry_run import list_plans  # noqa: E402
+from sweeps.show.dry_run_file import require_target, write_listing  # noqa: E402
+from sweeps.show.dry_run_view import show_listing  # noqa: E402
+from sweeps.show.estimates import basis  # noqa: E402
+from sweeps.show.observer import StudyObserver  # noqa: E402
+from sweeps.space.dimensions import Point  # noqa: E402
+from sweeps.space.grammar import Request, pinned_values, read_request, without_idle  # noqa: E402
+from sweeps.space.points import Settings  # noqa: E402
+from sweeps.study.earlier import earlier_trials  # noqa: E402
+from sweeps.study.export import write_best  # noqa: E402
+from sweeps.study.ledger import Ledger, exclusive, open_study  # noqa: E402
+from sweeps.study.limits import Limits, StopReason  # noqa: E402
+from sweeps.study.loop import StudyLoop  # noqa: E402
+from sweeps.study.record import collection_name, comparable, joined_record, study_record  # noqa: E402
+from sweeps.tracking.content import artifact_root, default_uri, is_server, ui_command  # noqa: E402
+from sweeps.tracking.mlflow import (  # noqa: E402
     BackgroundTracker,
     MlflowTracker,
     NoTracker,
     Tracker,
     shown_attempt,
 )
-from sweeps.tracking_view import artifact_root, default_uri, is_server, ui_command  # noqa: E402
 from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
 
 OK, ERROR, BAD_CONFIG, NO_FEASIBLE_TRIAL, INTERRUPTED = 0, 1, 2, 3, 130

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.calibration_page import PAGE
-from analysis.calibration_view import show_calibration, write_calibration_csv, write_page
+from analysis.calibration.page import PAGE
+from analysis.calibration.view import show_calibration, write_calibration_csv, write_page
 from analysis.columns import UnknownColumn
 from analysis.export import export_lines
 from analysis.load import StudyUnreadable, load_study

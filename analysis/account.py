@@ -12,7 +12,7 @@ from statistics import median
 from analysis.load import Study
 from analysis.text import hours
 from train_entry.contract import Failure, FailureKind, Measurement, Purpose, State, Trial
-from train_entry.contract.goal_text import digits
+from train_entry.contract.study.goal_text import digits
 
 OUT_OF_MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
 PRICE_KEY = "cluster.price_per_gpu_hour"

@@ -10,6 +10,7 @@ from operator import attrgetter
 from analysis.load import Study
 from analysis.ranking import pareto
 from analysis.row import TrialRow
+from analysis.text import short
 from train_entry.contract import Scalar
 
 Cell = Callable[[TrialRow], Scalar]
@@ -57,6 +58,13 @@ def columns(study: Study) -> tuple[str, ...]:
 
 def knobs(study: Study) -> list[str]:
     return [knob for knob in study.knobs if knob not in FIXED]
+
+
+def knobs_that_differ(study: Study) -> list[str]:
+    """Knobs with more than one value so far; all of them while there is but one trial to see."""
+    if len(study.rows) < 2:
+        return knobs(study)
+    return [knob for knob in knobs(study) if len({short(row.values.get(knob)) for row in study.rows}) > 1]
 
 
 def cells(study: Study) -> dict[str, Cell]:

@@ -8,7 +8,7 @@ from analysis.load import Study
 from analysis.ranking import best, best_rung, can_win, confirmed, winner
 from analysis.row import TrialRow
 from train_entry.contract import Goal, Standing, Winner
-from train_entry.contract.goal_text import goal_number, goal_text
+from train_entry.contract.study.goal_text import goal_number, goal_text
 
 
 def headline(study: Study) -> list[str]:

@@ -7,14 +7,14 @@ from collections import Counter
 
 from rich.text import Text
 
-from analysis.calibration import off_line
+from analysis.calibration.compare import off_line
 from analysis.load import Study
 from analysis.machine import machine_lines
 from analysis.ranking import in_order, pareto, winner
 from analysis.row import TrialRow
 from analysis.text import advised, one_line, short
 from train_entry.contract import Estimate, State
-from train_entry.contract.goal_text import goal_text, goal_words
+from train_entry.contract.study.goal_text import goal_text, goal_words
 
 MAX_NOTES = 20  # unless everything is asked for
 MAX_ADVICE = 3

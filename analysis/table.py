@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.account import account, account_line
-from analysis.columns import cells, goal_cell, knobs, sorted_by
+from analysis.columns import cells, goal_cell, knobs_that_differ, sorted_by
 from analysis.headline import headline
 from analysis.load import LOSS_STEPS, Study
 from analysis.notes import notes
@@ -23,7 +23,7 @@ from analysis.row import TrialRow, came_from
 from analysis.terminal import console_on, needed_width, plain_table, print_whole
 from analysis.text import figure, raw, short, stacked, title
 from train_entry.contract import MemoryKind, Origin, State, write_atomic
-from train_entry.contract.goal_text import digits, time_unit, tokens_text
+from train_entry.contract.study.goal_text import digits, time_unit, tokens_text
 
 MAX_ROWS = 40  # unless everything is asked for
 
@@ -145,13 +145,6 @@ def _columns(study: Study) -> list[_Column]:
         *_pareto_column(study),
         _Column(header=unit, text=lambda row: figure(row.gpu_s or None, unit_s), wide_only=True),
     ]
-
-
-def knobs_that_differ(study: Study) -> list[str]:
-    """Knobs with more than one value so far; all of them while there is but one trial to see."""
-    if len(study.rows) < 2:
-        return knobs(study)
-    return [knob for knob in knobs(study) if len({short(row.values.get(knob)) for row in study.rows}) > 1]
 
 
 def _from_column(study: Study) -> list[_Column]:

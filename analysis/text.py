@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from train_entry.contract import Advice, Scalar, StudyRecord
-from train_entry.contract.goal_text import tokens_text
+from train_entry.contract.study.goal_text import tokens_text
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.errors import ConfigError, SweepError
-from sweeps.ledger import Ledger, exclusive
-from sweeps.search.standing import contenders
+from sweeps.search.ranking import contenders
+from sweeps.study.ledger import Ledger, exclusive
 from train_entry.contract import ContractError, State, StudyDir, StudyRecord, Trial, Winner, read_document
-from train_entry.contract.goal_text import goal_text
+from train_entry.contract.study.goal_text import goal_text
 
 OK, ERROR, BAD_INPUT = 0, 1, 2
 
@@ -143,7 +143,7 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _ledger(options: argparse.Namespace) -> int:
-    from sweeps.commands.ledger import ledger_lines  # Hydra, as above
+    from sweeps.commands.memory import ledger_lines  # Hydra, as above
 
     for line in ledger_lines(options.overrides, options.card, options.memory_gib):
         print(line)
@@ -180,8 +180,8 @@ def _has_a_job(trial: Trial) -> bool:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from sweeps.tracking import replay
-    from sweeps.tracking_view import default_uri, ui_command
+    from sweeps.tracking.content import default_uri, ui_command
+    from sweeps.tracking.mlflow import replay
 
     directory = StudyDir(Path(options.study_dir).absolute())
     _study(directory)

@@ -1,4 +1,4 @@
-"""What trials share: how many ranks a node holds, and on what. Pure; `sweeps.cluster.devices` looks."""
+"""What trials share: how many ranks a node holds, and on what. Pure; `sweeps.cluster.node.devices` looks."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ class Machine:
     def has_bf16(self) -> bool:
         """Compute capability 8.0 (Ampere) and later: CUDA C++ programming guide. A CPU emulates it."""
         return all(gpu.capability is None or gpu.capability >= (8, 0) for gpu in self.gpus)
+
+    @property
+    def default_ranks(self) -> int:
+        """All GPUs of a node; on a CPU two, since each rank costs memory and all share its bandwidth."""
+        return self.ranks_per_node if self.device == "cuda" else min(2, self.ranks_per_node)
+
+    def precision(self, asked: str) -> str:
+        """`auto` is bf16 on GPUs that have it, else fp16; on a CPU fp32, since it emulates half precision."""
+        if asked != "auto":
+            return asked
+        if self.device != "cuda":
+            return "fp32"
+        return "bf16" if self.has_bf16 else "fp16"
 
     @property
     def device_name(self) -> str:

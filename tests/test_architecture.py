@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.verdicts import VERDICTS
+from sweeps.search.verdicts import VERDICTS
+from tests.support.paths import ROOT
 from train_entry.contract import FailureKind
 
-ROOT = Path(__file__).resolve().parent.parent
 OURS = ("sweeps", "train_entry", "analysis", "sweep")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_NESTED_BLOCKS = 3
-BROAD_EXCEPTS = {"train_entry/main.py", "sweeps/tracking.py"}  # the job's edge; around the tracker
+BROAD_EXCEPTS = {"train_entry/main.py", "sweeps/tracking/mlflow.py"}  # the job's edge; around the tracker
 # Put together here, so that this file does not find itself.
 PATHS_OF_ONE_MACHINE = tuple(f"/{name}/" for name in ("work", "farm"))
 
@@ -34,32 +34,41 @@ def sources(*folders: str) -> list[str]:
 
 
 PRODUCT = ["sweep.py", *sources("sweeps", "train_entry", "analysis")]
-# Decide, and touch nothing: neither a third-party system nor a process or file of their own.
-PURE_NAMES = (
-    "space",
-    "relevance",
-    "plan",
-    "rules",
-    "ds_config",
-    "verdicts",
-    "limits",
-    "machine",
-    "remedies",
-    "estimate",
-    "gate",
-    "forecast",
-    "admission",
-    "dominance",
-    "search",
-    "cautions",
+# A package of sweeps/ imports only those before it in this list.
+STOREYS = (
+    *("errors", "machine", "paths", "config", "space", "plan", "estimate", "cluster", "search", "study"),
+    *("tracking", "show", "commands", "_hydra", "__main__"),
 )
-# They ask Optuna, numpy and scipy.
-NOT_PURE = ("sweeps/search/director.py", "sweeps/search/kriging.py", "sweeps/search/students_t.py")
-PURE = [
-    path
-    for path in sources("sweeps")
-    if Path(path).parts[1].removesuffix(".py") in PURE_NAMES and path not in NOT_PURE
-]
+# These folders decide and touch nothing: neither files, processes and clocks nor a package of others, apart
+# from the doors below.
+PURE_FOLDERS = ("sweeps/space", "sweeps/plan", "sweeps/estimate", "sweeps/search")
+DOORS: dict[str, tuple[str, ...]] = {
+    "optuna": ("sweeps/search/sampler.py",),
+    "numpy": ("sweeps/search/gaussian_process.py", "train_entry/", "analysis/"),
+    "scipy": ("sweeps/search/students_t.py",),
+    "submitit": ("sweeps/cluster/",),
+    "mlflow": ("sweeps/tracking/mlflow.py",),
+    "sqlalchemy": ("sweeps/tracking/mlflow.py",),
+    "hydra": ("sweeps/config/", "sweeps/space/grammar.py", "sweep.py", "sweeps/_hydra/"),
+    "omegaconf": ("sweeps/config/", "sweep.py", "sweeps/_hydra/"),
+    "yaml": ("sweeps/config/", "sweeps/search/advice.py"),
+    "pynvml": (
+        "sweeps/cluster/node/devices.py",
+        "train_entry/install/torch_check.py",
+        "train_entry/measure/health.py",
+    ),
+    "psutil": ("sweeps/cluster/node/processes.py",),
+    "rich": ("sweeps/show/display.py", "analysis/"),
+    "deepspeed": (
+        "train_entry/engines/deepspeed.py",
+        "train_entry/engines/pipeline.py",
+        "train_entry/engines/zero_init.py",
+        "train_entry/install/operators.py",
+    ),
+    "safetensors": ("train_entry/model/weights.py",),
+    "torch": ("train_entry/",),
+    "transformers": ("train_entry/",),
+}
 
 
 @functools.cache
@@ -76,7 +85,7 @@ def imports(path: str) -> frozenset[str]:
 
 
 def submodules(path: str) -> Iterator[str]:
-    """`from train_entry import engine` imports train_entry.engine."""
+    """`from train_entry import engine` imports train_entry.engines.base."""
     for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module in OURS:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -183,49 +192,76 @@ def test_reports_need_neither_a_search_nor_torch() -> None:
 # ---------------------------------------------------------------- one door per third-party system
 
 
-@pytest.mark.parametrize(
-    ("package", "doors"),
-    [
-        ("optuna", ("sweeps/study.py",)),
-        ("numpy", ("sweeps/search/kriging.py", "train_entry/", "analysis/")),
-        ("scipy", ("sweeps/search/students_t.py",)),
-        ("submitit", ("sweeps/cluster/",)),
-        ("mlflow", ("sweeps/tracking.py",)),
-        ("hydra", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
-        ("omegaconf", ("sweeps/config/", "sweep.py", "sweeps/_hydra/")),
-        ("pynvml", ("sweeps/cluster/devices.py", "train_entry/environment.py", "train_entry/health.py")),
-        ("psutil", ("sweeps/cluster/processes.py",)),
-        ("rich", ("sweeps/display.py", "analysis/")),
-        (
-            "deepspeed",
-            (
-                "train_entry/engine_deepspeed.py",
-                "train_entry/engine_pipeline.py",
-                "train_entry/ops.py",
-                "train_entry/zero_init.py",
-            ),
-        ),
-        ("safetensors", ("train_entry/weights.py",)),
-        ("torch", ("train_entry/",)),
-        ("transformers", ("train_entry/",)),
-    ],
-)
-def test_a_package_has_its_door(package: str, doors: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("package", DOORS)
+def test_a_package_has_its_door(package: str) -> None:
     importers = {path for path in PRODUCT if package in third_party(path)}
     assert importers != set()
-    assert [path for path in importers if not path.startswith(doors)] == []
+    assert [path for path in importers if not path.startswith(DOORS[package])] == []
+
+
+def test_every_package_of_others_has_a_door() -> None:
+    known = {package for path in PRODUCT for package in third_party(path)}
+    assert known <= {*DOORS, "hydra_plugins"}
 
 
 def test_what_decides_touches_no_other_system() -> None:
     effects = {"subprocess", "socket", "shutil", "tempfile", "threading", "time"}
-    assert [(path, third_party(path)) for path in PURE if third_party(path)] == []
-    assert [path for path in PURE if imports(path) & effects] == []
+    pure = sources(*PURE_FOLDERS)
+    undeclared = [
+        (path, package)
+        for path in pure
+        for package in third_party(path)
+        if path not in DOORS.get(package, ())
+    ]
+    assert undeclared == []
+    assert [path for path in pure if imports(path) & effects] == []
 
 
-def test_what_decides_imports_only_what_decides() -> None:
-    pure = [f"sweeps.{name}" for name in PURE_NAMES]
-    pure += ["sweeps.config.schema", "sweeps.config.fields", "train_entry.contract"]
-    assert ours_beyond(PURE, *pure) == set()
+# ---------------------------------------------------------------- the house
+
+
+def storey(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_a_package_imports_only_packages_above_it() -> None:
+    wrong = [
+        (path, module)
+        for path in sources("sweeps")
+        for module in imports(path)
+        if under(module, "sweeps") and module != "sweeps"
+        if (own := Path(path).parts[1].removesuffix(".py")) != storey(module)
+        if own != "__init__" and STOREYS.index(storey(module)) >= STOREYS.index(own)
+    ]
+    assert wrong == []
+
+
+def test_few_modules_stand_beside_the_folders() -> None:
+    assert len(list((ROOT / "sweeps").glob("*.py"))) <= 5
+
+
+@pytest.mark.parametrize("top", ["sweeps", "train_entry", "analysis"])
+def test_no_folder_imports_in_a_circle(top: str) -> None:
+    """Folders of one parent, at every depth."""
+    for parent in {Path(path).parent for path in sources(top)}:
+        edges = {(one, other) for one, other in folder_imports(parent) if one != other}
+        while edges:
+            ends = {one for one, _ in edges}
+            kept = {(one, other) for one, other in edges if other in ends}
+            assert kept != edges, f"a circle in {parent}: {sorted(edges)}"
+            edges = kept
+
+
+def folder_imports(parent: Path) -> Iterator[tuple[str, str]]:
+    """(child, child that it imports) of a folder: modules and folders alike."""
+    depth = len(parent.parts)
+    for path in sources(str(parent)):
+        for module in imports(path):
+            parts = tuple(module.split("."))
+            if parts[:depth] == parent.parts and len(parts) > depth:
+                child = ROOT / parent / parts[depth]
+                if child.is_dir() or child.with_suffix(".py").exists():
+                    yield Path(path).parts[depth].removesuffix(".py"), parts[depth]
 
 
 # ---------------------------------------------------------------- size

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.compose import Composer
-from sweeps.config.grammar import read_request, without_idle
+from sweeps.config.models import model_shape
 from sweeps.machine import Gpu, Machine, Nvme
-from sweeps.models import model_shape
-from sweeps.plan import Rejection, resolve
-from sweeps.planner import Planner
-from sweeps.settings import Settings
+from sweeps.plan.planner import Planner
+from sweeps.plan.resolve import Rejection, resolve
+from sweeps.space.grammar import read_request, without_idle
+from sweeps.space.points import Settings
+from tests.support.paths import ROOT
 from tests.sweeps.conftest import composer_on
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+CONF = ROOT / "conf"
 CHOICES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 BUILT_MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 STRATEGIES = sorted(path.stem for path in (CONF / "strategy").glob("*.yaml"))

@@ -16,17 +16,17 @@ from analysis.__main__ import main as analysis_main
 from sweeps.__main__ import main as sweeps_main
 from sweeps.config.compose import Composer
 from sweeps.config.fields import FIELDS
-from sweeps.config.grammar import read_request
+from sweeps.config.models import model_shape
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
-from sweeps.models import model_shape
-from sweeps.planner import Planner
-from sweeps.rules import RULES
-from sweeps.verdicts import VERDICTS, state_of
+from sweeps.plan.planner import Planner
+from sweeps.plan.rules import RULES
+from sweeps.search.verdicts import VERDICTS, state_of
+from sweeps.space.grammar import read_request
+from tests.support.paths import ROOT
 from tests.sweeps.conftest import composer_on
 from train_entry.contract import Failure, FailureKind
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 DOCUMENTS += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sweeps.cluster.devices import find_gpus
+from sweeps.cluster.node.devices import find_gpus
 from tests.conftest import CommandLine
-from tests.examples import a_plan, a_trial_spec
-from tests.sweeps.test_estimate.plans import LLAMA_160M
+from tests.support.examples import a_plan, a_trial_spec
+from tests.support.plans import LLAMA_160M
 from tests.train_entry.conftest import Job, start_ranks, write_attempt
 from train_entry.contract import (
     Engine,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sweeps.config.compose import register_resolvers
-from tests.screens import DATA, extract_studies, screens_of
-from tests.sweeps.conftest import ROOT, composer_on
+from tests.support.paths import DATA, ROOT
+from tests.support.screens import extract_studies, screens_of
+from tests.sweeps.conftest import composer_on
 
 SCREENS = DATA / "screens"
 

@@ -30,8 +30,8 @@ from train_entry.scratch import own_nvme_path
 if TYPE_CHECKING:
     import torch
 
-    from train_entry.engine import TrainEngine
-    from train_entry.memory import MemoryMeter
+    from train_entry.engines.base import TrainEngine
+    from train_entry.measure.memory import MemoryMeter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +72,22 @@ def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progre
 
 def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Progress) -> RankMeasurement:
     """The first step, those that are timed, and what they showed."""
-    from train_entry import devices, measure  # not above: they need torch, whose import is a phase
+    from train_entry.measure import (
+        clock,
+        devices,  # not above: they need torch, whose import is a phase
+    )
 
     startup = ready.meter.take()
 
     progress.enter(Phase.FIRST_STEP)
-    clock = measure.StepClock(ready.engine, ready.batches, spec, ready.device, progress)
-    clock.first_step()
+    step_clock = clock.StepClock(ready.engine, ready.batches, spec, ready.device, progress)
+    step_clock.first_step()
     first_step = ready.meter.take()
     startup_s = process_age_s()
     rest()
 
     progress.enter(Phase.STEPS)
-    timings = clock.remaining_steps()
+    timings = step_clock.remaining_steps()
 
     progress.enter(Phase.REPORT)
     steady = ready.meter.take()
@@ -129,22 +132,25 @@ def prepare(
 
     progress.enter(Phase.IMPORTS)
     prepare_process(where, spec.device, plan.expandable_segments)
-    from train_entry import data, engine, memory, model  # torch and transformers: seconds
+    from train_entry import data  # torch and transformers: seconds
+    from train_entry.engines import choose
+    from train_entry.measure import memory
+    from train_entry.model import build
 
-    backend = engine.backend_for(plan)
+    backend = choose.backend_for(plan)
     device = where.device(spec.device)
     memory.hold_to(spec.memory_limit_bytes, device)
     meter = memory.meter_for(device)
 
     progress.enter(Phase.RENDEZVOUS)
-    backend.join_ranks(engine.collectives_for(device), where)
+    backend.join_ranks(choose.collectives_for(device), where)
 
     progress.enter(Phase.MODEL)
     written = json.loads(source.ds_config.read_text()) if source.ds_config.exists() else {}
     ds_config = held.enter_context(own_nvme_path(written, f"{spec.study}-{spec.trial}-rank{where.rank}"))
-    sharding = engine.sharding_for(plan, ds_config, device, where.rank)
-    net = model.build_model(spec.model, plan, device, sharding, progress.beat)
-    parameters = model.count_over_ranks(net, plan, device)
+    sharding = choose.sharding_for(plan, ds_config, device, where.rank)
+    net = build.build_model(spec.model, plan, device, sharding, progress.beat)
+    parameters = build.count_over_ranks(net, plan, device)
 
     progress.enter(Phase.DATA)
     tokens = data.load_tokens(spec.data, spec.model, plan.seed, progress.beat)

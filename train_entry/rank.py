@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train_entry.ops import prepare_extensions
+from train_entry.install.operators import prepare_extensions
 
 if TYPE_CHECKING:
     import torch

@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.cluster import held, held_steps, hostfile, local, slurm
+from sweeps.cluster import local
 from sweeps.cluster.base import Cluster
-from sweeps.cluster.devices import as_wanted, detect
-from sweeps.cluster.held_request import hold_layout, hold_minutes, require_holdable
-from sweeps.cluster.host_check import find_hosts, find_machine
-from sweeps.cluster.probe import Probe, ask_a_node, known_report, report_path
-from sweeps.cluster.slurm_check import Survey, require_acceptable, survey
-from sweeps.cluster.slurm_request import GIB, Site
+from sweeps.cluster.hostfile import jobs as hostfile
+from sweeps.cluster.hostfile.check import find_hosts, find_machine
+from sweeps.cluster.node.devices import as_wanted, detect
+from sweeps.cluster.slurm import held, held_steps
+from sweeps.cluster.slurm import jobs as slurm
+from sweeps.cluster.slurm.check import Survey, require_acceptable, survey
+from sweeps.cluster.slurm.held_request import hold_layout, hold_minutes, require_holdable
+from sweeps.cluster.slurm.probe import Probe, ask_a_node, known_report, report_path
+from sweeps.cluster.slurm.request import GIB, Site
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
-from sweeps.plan import default_ranks
 from train_entry.contract import AttemptDir, StudyDir, Submission, read_document
 
 
@@ -90,7 +92,7 @@ def _slurm_place(config: SweepConfig) -> Place:
         longest_min=seen.longest_min,
         gpus_on_node=seen.gpus_on_node,
     )
-    ranks = config.ranks or default_ranks(site.machine)
+    ranks = config.ranks or site.machine.default_ranks
     if cluster.hold:
         require_holdable(cluster, ranks, site.machine.ranks_per_node)
         asked = dataclasses.replace(site, cluster=dataclasses.replace(cluster, time_min=hold_minutes(site)))

@@ -14,12 +14,13 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from sweeps.cluster.base import JobHandle, JobState
-from sweeps.cluster.leases import LeasePool, Slot, default_directory
-from sweeps.cluster.processes import end_session, is_alive, start_ticks
-from sweeps.cluster.slurm_queries import is_foreign
-from sweeps.cluster.supervisor import job_record, supervise
+from sweeps.cluster.node.environment import is_foreign
+from sweeps.cluster.node.leases import LeasePool, Slot, default_directory
+from sweeps.cluster.node.processes import end_session, is_alive, start_ticks
+from sweeps.cluster.node.supervisor import job_record, supervise
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
+from sweeps.paths import ROOT
 from train_entry.contract import (
     AttemptDir,
     JobRecord,
@@ -29,7 +30,6 @@ from train_entry.contract import (
     write_atomic,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a busy machine takes seconds
 ENDING_PATIENCE_S = 10.0  # for a job whose ranks have ended to reap them
 CANCEL_PATIENCE_S = 3.0  # for supervisors to write how their ranks ended

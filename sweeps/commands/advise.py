@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.advisor import plan_of
 from sweeps.commands.machines import study_machine
 from sweeps.config.compose import open_composer
 from sweeps.errors import ConfigError, SweepError
-from sweeps.export import reproduce_command
-from sweeps.forecast import Forecaster, hardware_for
-from sweeps.gate import room_of
-from sweeps.ledger import Ledger
-from sweeps.listing_words import FIT_WORDS, gib, limit_bytes
+from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.fit import room_of
 from sweeps.machine import Machine
-from sweeps.planner import Planner
-from sweeps.remedies import ALL, Grounds, Option, known, nothing_left, options, under_way
+from sweeps.plan.planner import Planner
+from sweeps.search.advice import plan_of
+from sweeps.search.remedies import ALL, Grounds, Option, known, nothing_left, options, under_way
+from sweeps.show.estimates import FIT_WORDS, gib, limit_bytes
+from sweeps.study.export import reproduce_command
+from sweeps.study.ledger import Ledger
 from train_entry.contract import (
     Advice,
     Failure,

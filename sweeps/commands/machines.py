@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from sweeps.cluster.choose import find_place
-from sweeps.cluster.devices import detect, find_gpus, require_memory_limits
+from sweeps.cluster.node.devices import detect, find_gpus, require_memory_limits
 from sweeps.config.compose import open_composer
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Gpu, Machine, Nvme
 from train_entry.contract import Measurement, StudyRecord, Trial
-from train_entry.contract.cards import card_of
+from train_entry.contract.shared.cards import card_of
 
 GIB = 2**30
 DEFAULT_CARD = "H100"

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from sweeps.commands.machines import study_machine
 from sweeps.config.compose import Composer, open_composer
+from sweeps.config.fields import under
 from sweeps.config.schema import STUDY_KEYS, GateConfig
 from sweeps.errors import ConfigError
-from sweeps.export import reproduce_command
-from sweeps.forecast import Forecaster, hardware_for
-from sweeps.gate import room_of
-from sweeps.identity import comparable, under
-from sweeps.inputs import require_room
-from sweeps.ledger import Ledger
-from sweeps.listing_words import FIT_WORDS, basis, biggest, gib, limit_bytes
-from sweeps.plan import Planned, Rejection
-from sweeps.planner import Planner
-from sweeps.search.standing import contenders
+from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.fit import require_room, room_of
+from sweeps.plan.planner import Planner
+from sweeps.plan.resolve import Planned, Rejection
+from sweeps.search.ranking import contenders
+from sweeps.show.estimates import FIT_WORDS, basis, biggest, gib, limit_bytes
+from sweeps.study.export import reproduce_command
+from sweeps.study.ledger import Ledger
+from sweeps.study.record import comparable
 from train_entry.contract import (
     Estimate,
     Failure,
@@ -35,7 +35,7 @@ from train_entry.contract import (
     StudyRecord,
     Trial,
 )
-from train_entry.contract.goal_text import goal_number, goal_text, goal_words
+from train_entry.contract.study.goal_text import goal_number, goal_text, goal_words
 
 # Of several trials with one plan, whose word counts: the first of these.
 PLACES = (

@@ -26,6 +26,7 @@ from sweeps.config import validate
 from sweeps.config.fields import FIELDS, flatten
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
+from sweeps.paths import CONF, HYDRA_PLUGINS
 from train_entry.contract import Scalar
 
 CONFIG_NAME = "sweep"
@@ -44,9 +45,9 @@ def register_resolvers(has_gpu: Callable[[], bool]) -> None:
     )
 
 
-def open_composer(has_gpu: Callable[[], bool], directory: Path = validate.CONF) -> Composer:
+def open_composer(has_gpu: Callable[[], bool], directory: Path = CONF) -> Composer:
     """Hydra on conf/, for a program that hydra.main did not start."""
-    if (plugins := str(Path(__file__).resolve().parents[1] / "_hydra")) not in sys.path:
+    if (plugins := str(HYDRA_PLUGINS)) not in sys.path:
         sys.path.append(plugins)  # conf/sweep.yaml names our sweeper
     register_schema()
     register_resolvers(has_gpu)
@@ -181,7 +182,7 @@ def _unknown_choice(error: BaseException) -> str | None:
     named = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", str(error))
     if not isinstance(error, ConfigCompositionException) or not named:
         return None
-    others = sorted(path.stem for path in (validate.CONF / named[1]).glob("*.yaml"))
+    others = sorted(path.stem for path in (CONF / named[1]).glob("*.yaml"))
     return f"{named[1]}={named[2]}: no such choice; there are {', '.join(others)}" if others else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sweeps.config.schema import SweepConfig
@@ -12,6 +12,50 @@ from train_entry.contract import Scalar
 
 # A URI, a line of shell or an argument may hold a password, and what is asked of a trial is shown everywhere.
 UNSHOWN_KEYS = ("tracking", "cluster.setup", "cluster.srun_args", "cluster.sbatch_args", "cluster.ssh_args")
+
+# How a study is run, not what it compares: may change from one start to the next.
+FREE_KEYS = (
+    "study",
+    "studies_dir",
+    "dry_run",
+    "dry_run_to",
+    "gate",
+    "accept_versions",
+    "objective",  # recorded on its own
+    "token_budget",  # within it
+    "cluster.price_per_gpu_hour",
+    "limits",
+    "tracking",
+    "search",
+    "check",
+    "confirm",
+    "space",  # recorded as dimensions
+    "cluster.parallel",
+    "cluster.on_interrupt",
+    "cluster.ports",
+    "cluster.interface",
+    "cluster.partition",
+    "cluster.account",
+    "cluster.qos",
+    "cluster.time_min",
+    "cluster.memory_gib",
+    "cluster.exclude",
+    "cluster.setup",
+    "cluster.srun_args",
+    "cluster.sbatch_args",
+    "cluster.hold",
+    "cluster.holds",
+    "cluster.hold_min",
+    "cluster.hold_idle_s",
+    "cluster.hostfile",
+    "cluster.ssh_port",
+    "cluster.ssh_args",
+)
+
+
+def under(key: str, names: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def fields_by_key(schema: type = SweepConfig, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:

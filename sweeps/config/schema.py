@@ -2,8 +2,8 @@
 
 Hydra merges the YAML files of conf/ into these classes, so that a key that is not here, or a value of
 another type, is refused while composing. They are mutable because OmegaConf requires that of a schema;
-nothing beyond `sweeps.plan` sees them. The keys' help and bounds are data: `sweeps.config.validate` reads
-them, and docs/knobs.md is checked against them.
+nothing beyond `sweeps.plan.resolve` sees them. The keys' help and bounds are data:
+`sweeps.config.validate` reads them, and docs/knobs.md is checked against them.
 
 Whole numbers that people write as `5e7` are floats here, marked `integral`: Hydra parses `5e7` as a float.
 """

@@ -6,14 +6,13 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from sweeps.config.fields import FIELDS, block_interval, goal_names, value_at
 from sweeps.config.schema import ClusterConfig, SweepConfig
+from sweeps.paths import CONF
 from train_entry.contract import GOALS
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 

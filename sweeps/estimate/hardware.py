@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from train_entry.contract import Precision
-from train_entry.contract.cards import GIGA, TERA, Card, card_of
+from train_entry.contract.shared.cards import GIGA, TERA, Card, card_of
 
 GIB = 2**30
 # What copies reach of a link's data sheet: 396 of 450 GB/s between two H200s, 55 of 63 GB/s between an H200

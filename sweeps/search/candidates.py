@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sweeps.plan import Planned, Rejection
-from sweeps.space import Matters, Point, SearchSpace
+from sweeps.plan.resolve import Planned, Rejection
+from sweeps.space.dimensions import Matters, Point, SearchSpace
 from train_entry.contract import Plan, Scalar
 
 MOST = 2000  # points that are planned: milliseconds each

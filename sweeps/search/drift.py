@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
-from sweeps.search.standing import best_rung
+from sweeps.search.ranking import best_rung
 from train_entry.contract import Goal, Measurement, Origin, Purpose, Repeat, State, Trial
 
 NOISE = 0.005  # of a measurement that does not say how exact it is, as a share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from sweeps.search.candidates import Candidate
-from sweeps.search.outlook import Outlook
+from sweeps.search.improvement import Outlook
 
 RANKED = 200  # plans whose estimates are brought up to date at once: half a millisecond each
 WORTH_SPREADING = 0.1  # another strategy goes first if it promises this share of the most promising plan

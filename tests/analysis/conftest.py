@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.estimates import refused, too_large
-from tests.examples import a_measurement, a_plan, a_study_record, a_trial
+from tests.support.estimates import refused, too_large
+from tests.support.examples import a_measurement, a_plan, a_study_record, a_trial
 from train_entry.contract import (
     Advice,
     Estimate,

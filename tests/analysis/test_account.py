@@ -8,7 +8,7 @@ import pytest
 
 from analysis.account import Account, account, account_line
 from analysis.load import load_study
-from tests.examples import a_measurement
+from tests.support.examples import a_measurement
 from train_entry.contract import Failure, FailureKind, Goal, Purpose, Repeat, State
 
 if TYPE_CHECKING:

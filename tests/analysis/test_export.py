@@ -12,8 +12,8 @@ import pytest
 from analysis.__main__ import main
 from analysis.export import VERSION, export_lines
 from analysis.load import load_study
-from tests.estimates import an_estimate
-from tests.examples import a_measurement, a_model, a_plan, a_rank_measurement, a_trial_spec
+from tests.support.estimates import an_estimate
+from tests.support.examples import a_measurement, a_model, a_plan, a_rank_measurement, a_trial_spec
 from train_entry.contract import (
     Failure,
     FailureKind,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.headline import headline
 from analysis.load import load_study
-from tests.examples import a_plan
+from tests.support.examples import a_plan
 from train_entry.contract import Goal, Standing, State
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.load import StudyUnreadable, load_study
-from tests.estimates import an_estimate
+from tests.support.estimates import an_estimate
 from train_entry.contract import FailureKind, Origin, Reason, State, StudyDir
 
 if TYPE_CHECKING:

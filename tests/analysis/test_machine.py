@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.load import load_study
 from analysis.machine import machine_lines
-from tests.examples import a_measurement, a_rank_measurement
+from tests.support.examples import a_measurement, a_rank_measurement
 from train_entry.contract import DeviceHealth, Purpose, Repeat, State
 
 if TYPE_CHECKING:

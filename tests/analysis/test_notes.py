@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.load import load_study
 from analysis.notes import MAX_REFUSED, notes
-from tests.estimates import GIB, an_estimate, too_large
+from tests.support.estimates import GIB, an_estimate, too_large
 from train_entry.contract import Fit
 
 if TYPE_CHECKING:

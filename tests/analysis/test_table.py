@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.columns import UnknownColumn
 from analysis.load import load_study
 from analysis.table import MAX_ROWS, render, show, write_csv
-from tests.examples import a_plan
+from tests.support.examples import a_plan
 from train_entry.contract import FailureKind, MemoryKind, State
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from analysis.load import load_study
 from analysis.table import render, show, write_csv
-from tests.examples import a_measurement, a_plan, a_rank_measurement
+from tests.support.examples import a_measurement, a_plan, a_rank_measurement
 from train_entry.contract import DeviceHealth, Goal, Origin, Purpose, Repeat, State, TimingEnd
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from analysis.row import Cards, TrialRow
 from analysis.trial import show_trial
-from tests.estimates import a_refused_trial, an_estimate, too_large
-from tests.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
+from tests.support.estimates import a_refused_trial, an_estimate, too_large
+from tests.support.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
 from train_entry.contract import Elapsed, Estimate, Fit, MemoryKind, Origin, StepSplit, TimingEnd, Trial
 
 

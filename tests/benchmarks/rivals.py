@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.estimate.activations import saved
-from sweeps.estimate.share import census
+from sweeps.estimate.memory.activations import saved
+from sweeps.estimate.memory.share import census
 from train_entry.contract import Engine, ModelShape, Offload, Plan, Precision
 
 Rival = Callable[[Plan, ModelShape], float | None]

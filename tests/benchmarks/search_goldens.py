@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.search_goldens           # writes tests/data/goldens/search.jsonl anew
 
-Each line depends on nothing but the code: jobs and time are scripted, and every draw has a seed. A change that
-is not meant to change the search leaves the file as it is.
+Each line depends on nothing but the code: jobs and time are scripted, and every draw has a seed. A change
+that is not meant to change the search leaves the file as it is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 from tests.benchmarks.search_study import VARIANTS, Searched, searched
-from tests.sweeps.replay_tables import recorded_tables
+from tests.benchmarks.simulator.tables import recorded_tables
+from tests.support.paths import DATA
 from train_entry.contract import Scalar, Trial
 
-GOLDENS = Path(__file__).resolve().parents[1] / "data" / "goldens" / "search.jsonl"
+GOLDENS = DATA / "goldens" / "search.jsonl"
 # Every way to propose takes part: most searches end before the sampler has a say.
 SEEDS = {
     "shardsweep": 20,

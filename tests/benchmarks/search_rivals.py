@@ -16,10 +16,10 @@ from typing import Any
 
 import optuna
 
-from sweeps.space import Choices, Dimension
+from sweeps.space.dimensions import Choices, Dimension
 from tests.benchmarks.rivals import deepspeed_autotuning
-from tests.sweeps.replay import Noise, Run, run_of
-from tests.sweeps.replay_tables import IMPORTS_S, Table, TableRow
+from tests.benchmarks.simulator.replay import Noise, Run, run_of
+from tests.benchmarks.simulator.tables import IMPORTS_S, Table, TableRow
 from train_entry.contract import MeasureSpec, Plan
 
 GOOD = 0.02  # off the optimum

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sweeps.admission import Admission
 from sweeps.cluster.base import JobHandle
 from sweeps.config.schema import (
     ClusterConfig,
@@ -19,16 +18,17 @@ from sweeps.config.schema import (
     SearchConfig,
     SweepConfig,
 )
-from sweeps.forecast import Forecaster, hardware_for
-from sweeps.gate import room_of
-from sweeps.ledger import Ledger
-from sweeps.limits import Limits, StopReason
-from sweeps.loop import StudyLoop
-from sweeps.search.director import make_director, rules_for
-from sweeps.study import Searcher
+from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.fit import room_of
+from sweeps.search.gate import Admission
+from sweeps.search.proposer import make_director, rules_for
+from sweeps.search.sampler import Searcher
+from sweeps.study.ledger import Ledger
+from sweeps.study.limits import Limits, StopReason
+from sweeps.study.loop import StudyLoop
 from tests.benchmarks.search_rivals import RIVALS, Course, search
-from tests.sweeps.replay import Ended, Noise, ReplayCluster, TablePlanner
-from tests.sweeps.replay_tables import Table, TableRow
+from tests.benchmarks.simulator.replay import Ended, Noise, ReplayCluster, TablePlanner
+from tests.benchmarks.simulator.tables import Table, TableRow
 from train_entry.contract import (
     AttemptKind,
     Goal,

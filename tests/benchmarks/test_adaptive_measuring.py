@@ -18,10 +18,10 @@ from statistics import fmean, median
 
 import pytest
 
-from sweeps.repeating import FUTILITY_MARGIN
+from sweeps.study.repeating import FUTILITY_MARGIN
 from tests.benchmarks.step_noise import MACHINES, RECORDED, STEPS, Noise, bootstrap
 from train_entry.contract import MeasureSpec, TimingEnd
-from train_entry.stopping import decide, half_width_s, is_due
+from train_entry.measure.stopping import decide, half_width_s, is_due
 
 STUDIES = 2000
 RUNS = 10_000

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from sweeps.config.schema import ClusterConfig, GateConfig
+from sweeps.estimate.estimator import MOST_OBSERVATIONS, Forecaster, hardware_for
+from sweeps.estimate.fit import room_of
 from sweeps.estimate.hardware import GIB
-from sweeps.forecast import MOST_OBSERVATIONS, Forecaster, hardware_for
-from sweeps.gate import room_of
 from sweeps.machine import Gpu, Machine
-from tests.examples import a_measured_trial, a_measurement
-from tests.sweeps.test_estimate.plans import LLAMA_1B3, a_random_plan
+from tests.support.examples import a_measured_trial, a_measurement
+from tests.support.plans import LLAMA_1B3, a_random_plan
 from train_entry.contract import Plan, Trial
 
 ESTIMATES = 5000

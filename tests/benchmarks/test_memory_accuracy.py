@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sweeps.estimate.classes import class_of
-from sweeps.estimate.memory import COLD, MemoryFactors, memory_of, needed_bytes
-from sweeps.estimate.memory_fit import MemoryObservation, fit_memory
-from tests.benchmarks.recorded import Row, tables
+from sweeps.estimate.memory.classes import class_of
+from sweeps.estimate.memory.fitting import MemoryObservation, fit_memory
+from sweeps.estimate.memory.model import COLD, MemoryFactors, memory_of, needed_bytes
 from tests.benchmarks.rivals import RIVALS
+from tests.support.recorded import Row, tables
 
 CALIBRATIONS = (1, 3, 8)
 CHOICES = 100

@@ -14,8 +14,8 @@ import pytest
 from tests.benchmarks import search_statistics as statistics
 from tests.benchmarks.search_rivals import Course, search
 from tests.benchmarks.search_study import Ours, searched
+from tests.benchmarks.simulator.made_up_tables import bordering_table
 from tests.benchmarks.test_search import SEEDS
-from tests.sweeps.made_up_tables import bordering_table
 
 FEW = 4  # failures from which the gate has learned
 TRIALS = 40

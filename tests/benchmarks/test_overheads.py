@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.config.schema import SearchConfig
-from sweeps.limits import Limits
-from sweeps.space import Choices, Dimension, Interval, SearchSpace
-from sweeps.study import Searcher
-from sweeps.verdicts import HOLDS, Lesson
-from tests.sweeps.loop_bench import Bench
+from sweeps.search.sampler import Searcher
+from sweeps.search.verdicts import HOLDS, Lesson
+from sweeps.space.dimensions import Choices, Dimension, Interval, SearchSpace
+from sweeps.study.limits import Limits
+from tests.support.studies import Bench
 
 TRIALS = (50, 200, 400)
 WIDE = (

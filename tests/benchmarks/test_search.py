@@ -28,8 +28,8 @@ from tests.benchmarks import search_statistics as statistics
 from tests.benchmarks.search_rivals import FIXED, GOOD, RIVALS, Course
 from tests.benchmarks.search_statistics import Interval
 from tests.benchmarks.search_study import VARIANTS, Ours, course_of, searched
-from tests.sweeps.made_up_tables import twins
-from tests.sweeps.replay_tables import Table, recorded_tables
+from tests.benchmarks.simulator.made_up_tables import twins
+from tests.benchmarks.simulator.tables import Table, recorded_tables
 
 SEEDS = int(os.environ.get("SHARDSWEEP_SEEDS", "100"))
 METHODS = tuple(filter(None, os.environ.get("SHARDSWEEP_METHODS", "").split(";"))) or (*VARIANTS, *RIVALS)

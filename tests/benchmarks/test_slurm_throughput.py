@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from sweeps.cluster.base import JobHandle
-from sweeps.cluster.slurm import SlurmCluster
-from sweeps.cluster.slurm_request import Site
-from sweeps.cluster.slurm_submit import Executor
+from sweeps.cluster.slurm.jobs import SlurmCluster
+from sweeps.cluster.slurm.request import Site
+from sweeps.cluster.slurm.submit import Executor
 from sweeps.config.schema import ClusterConfig
-from sweeps.limits import Limits
 from sweeps.machine import Machine
-from sweeps.recovery import Clock
-from tests.examples import a_plan, a_trial_spec
+from sweeps.study.limits import Limits
+from sweeps.study.recovery import Clock
 from tests.slurm.conftest import Slurm
-from tests.sweeps.fake_cluster import measured
-from tests.sweeps.loop_bench import Bench
+from tests.support.examples import a_plan, a_trial_spec
+from tests.support.fake_cluster import measured
+from tests.support.studies import Bench
 from train_entry.contract import AttemptDir, State, TrialSpec
 
 pytestmark = pytest.mark.slurm

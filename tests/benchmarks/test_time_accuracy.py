@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from sweeps.estimate.collectives import data_group
 from sweeps.estimate.flops import flops_per_token, recomputed_flops_per_token
 from sweeps.estimate.hardware import Hardware
-from sweeps.estimate.steptime import COLD, TimeFactors, time_of
-from sweeps.estimate.time_fit import TimeObservation, fit_time, quantile_s
-from tests.benchmarks.recorded import Row, tables
+from sweeps.estimate.time.collectives import data_group
+from sweeps.estimate.time.fitting import TimeObservation, fit_time, quantile_s
+from sweeps.estimate.time.step import COLD, TimeFactors, time_of
+from tests.support.recorded import Row, tables
 from train_entry.contract import Engine, ModelShape, Plan
 
 CHOICES = 100  # random sets of calibration trials

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.benchmarks.search_study import searched
-from tests.sweeps.made_up_tables import evenly_long
-from tests.sweeps.test_utilisation import BY_LADDER, PLANS, SLOTS, UNIT_S
+from tests.benchmarks.simulator.made_up_tables import evenly_long
+from tests.benchmarks.simulator.test_utilisation import BY_LADDER, PLANS, SLOTS, UNIT_S
 from train_entry.contract import AttemptKind
 
 LONGER = 3

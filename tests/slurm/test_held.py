@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.cluster.holder import Hold, HoldDir
+from sweeps.cluster.slurm.holder import Hold, HoldDir
 from tests.slurm.conftest import TINY, Slurm, SlurmLine
 from train_entry.contract import (
     AttemptDir,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.cluster.slurm_queries import JobWatch
-from sweeps.cluster.slurm_submit import cancel_jobs, scancel
+from sweeps.cluster.slurm.queries import JobWatch
+from sweeps.cluster.slurm.submit import cancel_jobs, scancel
 from tests.slurm.conftest import TINY, Slurm, SlurmLine
 from train_entry.contract import (
     AttemptDir,

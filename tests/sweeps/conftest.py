@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 
 from sweeps.config.compose import Composer, register_resolvers, register_schema
 from sweeps.machine import Machine
-from tests.examples import a_model
+from tests.support.examples import a_model
+from tests.support.paths import ROOT
 from train_entry.contract import ModelShape
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +88,6 @@ def compose_in() -> Callable[[Path], Composer]:
 @pytest.fixture
 def bench(composer: Composer, shape: ModelShape, tmp_path: Path) -> Callable[..., Any]:
     """Make a `loop_bench.Bench` from scripts by plan."""
-    from tests.sweeps.loop_bench import make_bench  # optuna takes a second to import
+    from tests.support.studies import make_bench  # optuna takes a second to import
 
     return functools.partial(make_bench, composer, shape, tmp_path / "mine")

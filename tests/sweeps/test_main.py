@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.cluster.processes import is_alive, start_ticks
-from sweeps.cluster.supervisor import job_record
-from sweeps.ledger import Ledger, exclusive
-from tests.examples import a_measured_trial, a_measurement, a_study_record, a_trial
+from sweeps.cluster.node.processes import is_alive, start_ticks
+from sweeps.cluster.node.supervisor import job_record
+from sweeps.study.ledger import Ledger, exclusive
+from tests.support.examples import a_measured_trial, a_measurement, a_study_record, a_trial
 from train_entry.contract import (
     Goal,
     Purpose,

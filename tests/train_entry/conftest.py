@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.ds_config import deepspeed_config
-from tests.examples import a_model, a_plan, a_trial_spec
+from sweeps.plan.ds_config import deepspeed_config
+from tests.support.examples import a_model, a_plan, a_trial_spec
+from tests.support.paths import ROOT
 from train_entry.contract import (
     AttemptDir,
     DataSpec,
@@ -35,7 +36,6 @@ from train_entry.contract import (
     read_lines,
 )
 
-ROOT = Path(__file__).parents[2]
 RANKS_MAY_TAKE_S = 150  # ten times what a quiet machine needs
 MATRIX_MAY_TAKE_S = 1500
 
@@ -178,7 +178,7 @@ def cpu_ops() -> None:
     which a rank would reach its time limit. One killed meanwhile leaves a lock that all later ones wait for,
     so this process is waited for and never killed.
     """
-    command = [sys.executable, "-P", "-m", "train_entry.ops"]
+    command = [sys.executable, "-P", "-m", "train_entry.install.operators"]
     assert subprocess.Popen(command, env=plain_environment()).wait() == 0
 
 
@@ -236,7 +236,7 @@ def train_all(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         attempts = {name: write_attempt(root / name, spec) for name, spec in specs.items()}
         ranks = next(iter(specs.values())).plan.ranks
         paths = [str(attempt.path) for attempt in attempts.values()]
-        jobs.append(start_ranks(AttemptDir(root), ranks, "tests.train_entry.matrix", *paths))
+        jobs.append(start_ranks(AttemptDir(root), ranks, "tests.support.matrix", *paths))
         trained = Trained(job=jobs[-1], attempts=attempts)
         assert jobs[-1].wait(MATRIX_MAY_TAKE_S) == [0] * ranks, trained.logs
         return trained

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.rules import RULES
+from sweeps.plan.rules import RULES
+from tests.support.paths import ROOT
 from tests.train_entry.conftest import plain_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
@@ -95,7 +96,7 @@ def seen(cpu_ops: None, nvme: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("illegal")
     (folder / "cases.json").write_text(json.dumps(cases(str(nvme))))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(Path(__file__).with_name("illegal_runs.py"))]
+    command += [str(ROOT / "tests" / "support" / "illegal_runs.py")]
     command += [str(folder / "cases.json"), str(folder / "answers.json")]
     environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
     with (folder / "log").open("w") as log:

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.train_entry import cases
-from tests.train_entry.cases import Plans
+from tests.support import oracle_cases as cases
+from tests.support.oracle_cases import Plans
 from tests.train_entry.conftest import tiny_spec
 from train_entry.contract import MeasureSpec, Offload, RankMeasurement, StepMetrics, TrialSpec
-from train_entry.ops import ASYNC_IO
-from train_entry.schedule import rate
+from train_entry.engines.schedule import rate
+from train_entry.install.operators import ASYNC_IO
 
 # The pair of processes trains all cases for the first test of them that runs.
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1800)]
@@ -83,7 +83,7 @@ def test_one_process_trains_as_two_do(two_ranks: Any, one_rank: Any, name: str) 
 @pytest.mark.parametrize("name", cases.on_nvme(Path()))
 def test_offload_to_nvme_changes_nothing_and_takes_place(two_ranks: Any, name: str) -> None:
     if not has_async_io() and "CI" not in os.environ:
-        pytest.skip("no async_io: `python -m train_entry.ops` says why")
+        pytest.skip("no async_io: `python -m train_entry.install.operators` says why")
     assert_alike(two_ranks.steps(name), two_ranks.steps("ddp, wide"), rel=1e-5)
     offload = cases.on_nvme(Path())[name].offload
     kinds = {"optimizer": offload.optimizer, "float32params": offload.param}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.train_entry import parallel_cases as cases
-from tests.train_entry.cases import Plans
+from tests.support import parallel_cases as cases
+from tests.support.oracle_cases import Plans
 from tests.train_entry.test_oracle import assert_alike, specs
 from train_entry.contract import Plan, StepMetrics, TrialSpec
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train_entry.memory import meter_for
+from train_entry.measure.memory import meter_for
 from train_entry.rank import LaunchError, RankInfo, process_age_s, set_segments
 
 ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}

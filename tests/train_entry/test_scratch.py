@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.ds_config import deepspeed_config
-from tests.examples import a_plan
+from sweeps.plan.ds_config import deepspeed_config
+from tests.support.examples import a_plan
 from train_entry.contract import Offload, OffloadPlan, delete_abandoned_scratch, lock_scratch, scratch_prefix
 from train_entry.scratch import own_nvme_path
 

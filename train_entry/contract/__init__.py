@@ -8,22 +8,24 @@ A *plan* is what we intend, a *measurement* what we saw, a *failure* why we saw 
 Numbers carry their unit in their name; sizes are bytes, times are seconds, batches are sequences.
 """
 
-from train_entry.contract.codec import (
-    ContractError,
-    dump,
-    load,
+from train_entry.contract.job.results import (
+    DeviceHealth,
+    Failure,
+    Heartbeat,
+    JobRecord,
+    Measurement,
+    MemoryPeak,
+    Outcome,
+    RankExit,
+    RankMeasurement,
+    RankOutcome,
+    SchedulerWord,
+    StepMetrics,
+    StepSplit,
+    Submission,
 )
-from train_entry.contract.files import (
-    AttemptDir,
-    StudyDir,
-    TrialDir,
-    append_line,
-    read_document,
-    read_lines,
-    write_atomic,
-)
-from train_entry.contract.goals import GOALS, Figures, Goal
-from train_entry.contract.intent import (
+from train_entry.contract.job.scratch import delete_abandoned_scratch, lock_scratch, scratch_prefix
+from train_entry.contract.job.spec import (
     AioPlan,
     DataSpec,
     DdpPlan,
@@ -40,37 +42,18 @@ from train_entry.contract.intent import (
     TrialSpec,
     ZeroPlan,
 )
-from train_entry.contract.records import (
-    Advice,
-    Elapsed,
-    Estimate,
-    Reason,
-    Repeat,
-    Scalar,
-    Standing,
-    StudyRecord,
-    Trial,
-    Winner,
+from train_entry.contract.job.volume import tensor_volume_bytes
+from train_entry.contract.shared.codec import ContractError, dump, load
+from train_entry.contract.shared.files import (
+    AttemptDir,
+    StudyDir,
+    TrialDir,
+    append_line,
+    read_document,
+    read_lines,
+    write_atomic,
 )
-from train_entry.contract.scratch import delete_abandoned_scratch, lock_scratch, scratch_prefix
-from train_entry.contract.seen import (
-    DeviceHealth,
-    Failure,
-    Heartbeat,
-    JobRecord,
-    Measurement,
-    MemoryPeak,
-    Outcome,
-    RankExit,
-    RankMeasurement,
-    RankOutcome,
-    SchedulerWord,
-    StepMetrics,
-    StepSplit,
-    Submission,
-)
-from train_entry.contract.volume import tensor_volume_bytes
-from train_entry.contract.words import (
+from train_entry.contract.shared.words import (
     AttemptKind,
     Attention,
     Engine,
@@ -86,6 +69,19 @@ from train_entry.contract.words import (
     Schedule,
     State,
     TimingEnd,
+)
+from train_entry.contract.study.goals import GOALS, Figures, Goal
+from train_entry.contract.study.records import (
+    Advice,
+    Elapsed,
+    Estimate,
+    Reason,
+    Repeat,
+    Scalar,
+    Standing,
+    StudyRecord,
+    Trial,
+    Winner,
 )
 
 __all__ = [

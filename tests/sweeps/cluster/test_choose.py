@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.cluster import local, slurm, slurm_submit
+from sweeps.cluster import local
 from sweeps.cluster.choose import _host, cancel_attempts
-from sweeps.cluster.probe import Probe
-from sweeps.cluster.slurm_check import Survey
-from sweeps.cluster.slurm_queries import parse_sinfo
+from sweeps.cluster.slurm import jobs, submit
+from sweeps.cluster.slurm.check import Survey
+from sweeps.cluster.slurm.probe import Probe
+from sweeps.cluster.slurm.queries import parse_sinfo
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
 from tests.sweeps.cluster.conftest import Commands
@@ -35,13 +36,11 @@ def test_every_attempt_is_told_to_end_whatever_becomes_of_others(
         raise SweepError(f"{attempt.path.name}: runs elsewhere")
 
     monkeypatch.setattr(local, "cancel_attempt", elsewhere)
-    monkeypatch.setattr(slurm_submit, "CANCEL_S", 0.3)
+    monkeypatch.setattr(submit, "CANCEL_S", 0.3)
     commands.answer("squeue", "7|RUNNING|None|1:00|30:00|x/0001/1|\n8|CANCELLED|None|1:00|30:00|x/0002/1|\n")
     attempts = [AttemptDir(tmp_path / name) for name in ("a", "b", "c", "d")]
     for attempt, job_id in zip(attempts[1:3], ("7", "8"), strict=True):
-        write_atomic(
-            attempt.submission, dump(Submission(cluster=slurm.NAME, job_id=job_id, submitted_at=0.0))
-        )
+        write_atomic(attempt.submission, dump(Submission(cluster=jobs.NAME, job_id=job_id, submitted_at=0.0)))
     found = cancel_attempts(attempts)
     assert found[0].startswith("job 7 may still run")
     assert found[1:] == ["a: runs elsewhere", "d: runs elsewhere"]

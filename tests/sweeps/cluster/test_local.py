@@ -13,10 +13,10 @@ import pytest
 
 from sweeps.cluster.base import JobState
 from sweeps.cluster.local import SUBMITIT_MARGIN_S, LocalCluster, cancel_attempt
-from sweeps.cluster.supervisor import job_record
+from sweeps.cluster.node.supervisor import job_record
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
-from tests.examples import a_trial_spec
+from tests.support.examples import a_trial_spec
 from train_entry.contract import AttemptDir, ExitReason, JobRecord, Phase, RankExit, dump, write_atomic
 
 SLOTS = ("core-0", "core-1")

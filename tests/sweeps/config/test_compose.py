@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.compose import Composer
-from sweeps.config.grammar import read_request
 from sweeps.errors import ConfigError
-from sweeps.space import Choices
+from sweeps.space.dimensions import Choices
+from sweeps.space.grammar import read_request
 from train_entry.contract import Scalar
 
 

@@ -1,0 +1,1 @@
+"""Estimates against measurements: on a terminal, in a browser, as CSV."""

@@ -1,0 +1,1 @@
+"""Hosts of a hostfile, reached over ssh."""

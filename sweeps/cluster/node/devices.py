@@ -1,0 +1,168 @@
+"""Which GPUs this host has, and which of them are ours to use. The only module that imports pynvml."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sweeps.cluster.node.facilities import (
+    cpu_has_fp16,
+    find_nvme,
+    has_flash_attention,
+    has_libaio,
+    host_memory_bytes,
+)
+from sweeps.config.schema import ClusterConfig, GateConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Gpu, Machine
+
+GIB = 2**30
+
+
+def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, all of them where it is unset; none without a driver."""
+    return visible(_nvml_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+    """What CUDA would show of these: indices or UUID prefixes, in that order, up to the first unknown one."""
+    if setting is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for name in (part.strip() for part in setting.split(",")):
+        matching = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        if name.isdigit() and int(name) < len(gpus):
+            matching = [gpus[int(name)]]
+        if len(matching) != 1:
+            break
+        chosen += matching
+    return tuple(chosen)
+
+
+def detect(cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
+    """This host as the configuration wants it used. Raises ConfigError where it cannot be.
+
+    `gate` where plans will be judged: what it leaves free is checked against the cards.
+    """
+    gpus = () if cluster.device == "cpu" else find_gpus()
+    if not gpus and (cluster.device == "cuda" or (cluster.device == "auto" and _are_misnamed(os.environ))):
+        raise ConfigError(
+            f"cluster.device={cluster.device}: no GPU is visible; see nvidia-smi, and "
+            "CUDA_VISIBLE_DEVICES (whole GPUs, by index or UUID); or set cluster.device=cpu"
+        )
+    return as_wanted(host_with(gpus, cluster.nvme_path), cluster, gate)
+
+
+def host_with(gpus: Sequence[Gpu], nvme_path: str | None) -> Machine:
+    """All of this host, with these of its GPUs."""
+    cores = len(os.sched_getaffinity(0))
+    return Machine(
+        device="cuda" if gpus else "cpu",
+        nodes=1,
+        ranks_per_node=len(gpus) or cores,
+        gpus=tuple(gpus),
+        cores=cores,
+        host_memory_bytes=host_memory_bytes(),
+        nvme=find_nvme(nvme_path),
+        has_libaio=has_libaio(),
+        has_fp16=bool(gpus) or cpu_has_fp16(),
+        has_flash_attention=has_flash_attention(),
+    )
+
+
+def as_wanted(host: Machine, cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
+    """What the configuration uses of such hosts. Raises ConfigError where they do not have it."""
+    if not host.gpus:
+        require_memory_limits(cluster, gate, ())
+        return dataclasses.replace(
+            host, nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or host.cores
+        )
+    (name, alike), *_ = Counter(gpu.name for gpu in host.gpus).most_common(1)  # a study never mixes models
+    if cluster.gpus_per_node and cluster.gpus_per_node > alike:
+        raise ConfigError(
+            f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
+        )
+    count = cluster.gpus_per_node or alike
+    ours = tuple(gpu for gpu in host.gpus if gpu.name == name)[:count]
+    require_memory_limits(cluster, gate, ours)
+    return dataclasses.replace(host, nodes=cluster.nodes, ranks_per_node=count, gpus=ours)
+
+
+def require_memory_limits(cluster: ClusterConfig, gate: GateConfig | None, gpus: Sequence[Gpu]) -> None:
+    """Raise ConfigError where a limit of memory would be none, or would leave nothing."""
+    limit_gib, headroom_gib = cluster.memory_limit_gib, gate.headroom_gib if gate else 0.0
+    problems = _limits_of_gpus(limit_gib, headroom_gib, gpus) if gpus else _limits(limit_gib, headroom_gib)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _limits_of_gpus(limit_gib: float | None, headroom_gib: float, gpus: Sequence[Gpu]) -> list[str]:
+    card_gib = min(gpu.memory_bytes for gpu in gpus) / GIB
+    has = f"{gpus[0].name} has {card_gib:.1f} GiB"
+    problems = []
+    if limit_gib is not None and limit_gib > card_gib:
+        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {has}; null: all of them")
+    if headroom_gib >= card_gib:
+        problems.append(f"gate.headroom_gib={headroom_gib:g}: {has}, and nothing would be left; give less")
+    elif limit_gib is not None and limit_gib <= headroom_gib:
+        problems.append(
+            f"gate.headroom_gib={headroom_gib:g}: of cluster.memory_limit_gib={limit_gib:g} nothing would be "
+            f"left ({has}); give less"
+        )
+    return problems
+
+
+def _limits(limit_gib: float | None, headroom_gib: float) -> list[str]:
+    """Those that are set where there are no GPUs."""
+    why = "it applies to GPUs; on a CPU ranks share the host's memory"
+    problems = []
+    if limit_gib is not None:
+        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {why}; leave it at null")
+    if headroom_gib > 0:
+        problems.append(f"gate.headroom_gib={headroom_gib:g}: {why}; leave it at 0")
+    return problems
+
+
+def _are_misnamed(environment: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names GPUs, none of which was found. Empty or -1 hides them on purpose."""
+    return environment.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+
+
+def _nvml_gpus() -> list[Gpu]:
+    import pynvml  # only here, so that a machine without it can still run on CPU
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            Gpu(
+                index=index,
+                uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                name=str(pynvml.nvmlDeviceGetName(handle)),
+                memory_bytes=_memory_bytes(pynvml, handle),
+                capability=_capability(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            )
+            for index, handle in enumerate(handles)
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _memory_bytes(pynvml: Any, handle: Any) -> int:
+    """What CUDA can give out: the driver keeps some of the total, 0.6 GiB of an H200's."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return int(info.total - info.reserved)
+    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, from before it said so
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _capability(pair: Sequence[int]) -> tuple[int, int]:
+    major, minor = pair
+    return int(major), int(minor)

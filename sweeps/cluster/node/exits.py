@@ -1,0 +1,27 @@
+"""How the ranks of an attempt ended, as their supervisors wrote it."""
+
+from __future__ import annotations
+
+import os
+
+from train_entry.contract import AttemptDir, ContractError, RankExit, read_document
+
+
+def rank_exits(attempt: AttemptDir, ranks: int) -> list[RankExit]:
+    """Of the ranks that have ended."""
+    try:
+        there = set(os.listdir(attempt.path))  # one question; NFS answers it afresh
+    except FileNotFoundError:
+        return []
+    found = []
+    for rank in range(ranks):
+        if attempt.exit(rank).name in there:
+            found.append(_exit(attempt, rank))
+    return [ended for ended in found if ended is not None]
+
+
+def _exit(attempt: AttemptDir, rank: int) -> RankExit | None:
+    try:
+        return read_document(attempt.exit(rank), RankExit)
+    except ContractError:  # not all of it is here yet
+        return None

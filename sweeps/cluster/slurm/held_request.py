@@ -1,0 +1,160 @@
+"""What a held allocation is asked for, and a trial in it; what its end means to a trial. Pure."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sweeps.cluster.slots import Layout
+from sweeps.cluster.slurm.queries import JobFacts
+from sweeps.cluster.slurm.request import MIB, Site, gpus, job_name, memory, submitit_parameters
+from sweeps.cluster.slurm.states import KINDS
+from sweeps.config.schema import ClusterConfig
+from sweeps.errors import ConfigError
+from train_entry.contract import AttemptDir, FailureKind, SchedulerWord, StudyDir, TrialSpec
+
+HOLD_MIN = 480
+LONGER = 2.0  # than what trials took so far, or are expected to: they differ
+ENDING_S = 60.0  # Slurm warns trials, and ends them, before the last moment
+PART_OF_MEMORY = 0.95  # of a node's, that steps side by side share: Slurm keeps some
+# Of an allocation, not of the trials in it: how it ended says nothing about them.
+TAKEN_BACK = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED", "REVOKED", "COMPLETED", "GONE")
+
+
+def require_holdable(cluster: ClusterConfig, ranks: int, ranks_per_node: int) -> None:
+    """Raise ConfigError where the allocations do not add up, or a trial fits in none."""
+    problems = []
+    if cluster.nodes % cluster.holds:
+        problems.append(f"cluster.holds={cluster.holds}: does not divide cluster.nodes={cluster.nodes}")
+    elif ranks > (fits := cluster.nodes // cluster.holds * ranks_per_node):
+        problems.append(
+            f"ranks={ranks}: an allocation of {cluster.nodes // cluster.holds} nodes holds {fits}; "
+            "take fewer ranks, more cluster.nodes, or fewer cluster.holds"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def hold_minutes(site: Site) -> int:
+    wanted = site.cluster.hold_min or HOLD_MIN
+    return wanted if site.longest_min is None else min(wanted, site.longest_min)
+
+
+def hold_name(study: StudyDir, index: int) -> str:
+    return f"{study.path.name}/hold-{index}"
+
+
+def hold_layout(site: Site) -> Layout:
+    nodes = site.cluster.nodes // site.cluster.holds
+    return Layout(ranks=nodes * site.machine.ranks_per_node, nodes=nodes)
+
+
+def hold_parameters(site: Site, name: str, directory: Path) -> dict[str, Any]:
+    """submitit's, for a job that holds nodes: a process on the first of them, no step of its own."""
+    layout = hold_layout(site)
+    return {
+        **submitit_parameters(site, layout, name, str(directory.resolve())),
+        "use_srun": False,
+        "time": hold_minutes(site),
+        "mem": memory(site, layout, None),
+    }
+
+
+def step_name(attempt: AttemptDir) -> str:
+    return f"{attempt.path.parent.name}.{attempt.path.name}"
+
+
+def hold_of(slots: Sequence[str]) -> int:
+    """Which of the allocations that are held at once: `hold-INDEX.node-NODE/SLOT`. -1: of none."""
+    head = slots[0].partition(".")[0] if slots else ""
+    number = head.removeprefix("hold-")
+    return int(number) if number.isdigit() else -1
+
+
+def nodes_of(slots: Sequence[str]) -> list[int]:
+    """Of `hold-INDEX.node-NODE/SLOT`, each once."""
+    nodes = (slot.partition(".node-")[2].partition("/")[0] for slot in slots)
+    return list(map(int, dict.fromkeys(nodes)))
+
+
+def step_command(
+    site: Site, spec: TrialSpec, attempt: AttemptDir, job_id: str, hosts: Sequence[str]
+) -> tuple[str, ...]:
+    """The trial as a step of the allocation, on these of its hosts."""
+    layout = Layout.of(spec.plan.ranks, site.machine.ranks_per_node)
+    return (
+        "srun",
+        f"--jobid={job_id}",
+        f"--job-name={job_name(spec)}",
+        f"--nodes={layout.nodes}",
+        f"--nodelist={','.join(hosts)}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.tasks_per_node}",
+        "--distribution=block",
+        f"--cpus-per-task={site.cores_per_rank}",
+        "--exact",  # others may run beside
+        "--wait=0",
+        "--kill-on-bad-exit=0",
+        "--unbuffered",
+        *_share(site, layout),
+        *site.cluster.srun_args,
+        *(sys.executable, "-P", "-m", "sweeps.cluster.node.supervisor", str(attempt.path.resolve())),
+    )
+
+
+def _share(site: Site, layout: Layout) -> list[str]:
+    """Its part of a node's GPUs and memory, where it does not fill the nodes."""
+    cluster, machine, tasks = site.cluster, site.machine, layout.tasks_per_node
+    found = []
+    if machine.device == "cuda":
+        found.append(f"--gpus-per-node={gpus(cluster, layout)}")
+    has_bytes = cluster.memory_gib * 2**30 if cluster.memory_gib else machine.host_memory_bytes
+    if tasks < machine.ranks_per_node and has_bytes:
+        part = has_bytes * tasks / machine.ranks_per_node * PART_OF_MEMORY
+        found.append(f"--mem={math.floor(part / MIB)}M")
+    return found
+
+
+def needed_s(site: Site, spec: TrialSpec, longest_s: float) -> float:
+    """How long an allocation must last for a trial to begin in it."""
+    limits = spec.limits
+    if not longest_s:  # nothing is known yet
+        wanted = limits.startup_s + limits.attempt_s
+    else:
+        wanted = LONGER * (longest_s + (spec.expected.steps_s if spec.expected else 0.0))
+    return min(wanted, 60 * hold_minutes(site) / 2) + ENDING_S
+
+
+def never_started(job_id: str, waited_s: float) -> SchedulerWord:
+    """Of a trial whose step none of its supervisors came of."""
+    return SchedulerWord(
+        scheduler="Slurm",
+        job_id=job_id,
+        state="STEP NOT STARTED",
+        kind=FailureKind.NODE_LOST,
+        detail=f"srun started none of its ranks within {waited_s:.0f} s (limits.startup_s)",
+    )
+
+
+def hold_word(final: JobFacts, had_its_time: bool) -> SchedulerWord:
+    """What the end of its allocation means to a trial that ran in it.
+
+    A trial that had the time it needs, and was not done, is too slow; else its time was not its own.
+    """
+    kind = (
+        FailureKind.PREEMPTED if final.state in TAKEN_BACK else KINDS.get(final.state, FailureKind.NODE_LOST)
+    )
+    if final.state in ("TIMEOUT", "DEADLINE") and had_its_time:
+        kind = FailureKind.TIMED_OUT
+    if final.state == "FAILED":  # what holds it, not what ran in it
+        kind = FailureKind.NODE_LOST
+    return SchedulerWord(
+        scheduler="Slurm",
+        job_id=final.job_id,
+        state=final.state,
+        kind=kind,
+        detail="the allocation that it ran in has ended",
+    )

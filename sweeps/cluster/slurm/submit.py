@@ -1,0 +1,139 @@
+"""Jobs on their way to Slurm, and told to end: submitit's sbatch, with patience, and scancel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor
+
+from sweeps.cluster.node.environment import is_foreign
+from sweeps.cluster.slurm.queries import JobFacts, JobWatch, SlurmError, ask, said
+from sweeps.errors import SweepError
+
+RESEND_S = 15.0  # after sbatch has refused: too many jobs of this user, a controller that restarts
+REFUSED_S = 600.0  # and for so long
+CANCEL_S = 120.0  # for a cancelled job to be gone; Slurm itself waits KillWait, 30 s, before it kills
+ENDING_S = 10.0  # for one that is ending to be over: its ranks write how they ended, within seconds
+AGAIN_S = 15.0  # after a scancel that may not have been heard
+UNLISTED_S = 2.0  # after a scancel that was heard, for squeue to list a job that is still there
+LOOK_S = 0.2
+# What scancel says of a job that it need not tell: over for long, or ending already.
+PAST = re.compile(r"job id (\S+?):? (?:Invalid job id|Job/step already complet)")
+
+
+class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
+    """submitit's, asked by us alone for the pace of submissions and the environment of sbatch.
+
+    -P keeps a directory called `sweeps` in the user's working directory from being imported instead of ours.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, python=f"{shlex.quote(sys.executable)} -P")
+
+    def send(self, function: Callable[..., None], *arguments: str) -> str:
+        """Submit a job; returns its id. Raises SweepError with Slurm's words."""
+        try:
+            return str(self.submit(function, *arguments).job_id)
+        except (FailedJobError, FailedSubmissionError) as error:
+            name = self.parameters.get("job_name", "")
+            raise SweepError(f"sbatch refused {name}: {_refusal(str(error))}") from error
+
+    def script(self) -> str:
+        """What sbatch would be given."""
+        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+    def _throttle(self) -> None:
+        """submitit lets 5 jobs a second through; a controller takes some hundred, and the loop sends few."""
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        unset = [word for name in os.environ if is_foreign(name) for word in ("-u", name)]
+        return ["env", *unset, "sbatch", str(submission_file_path)]
+
+
+def _refusal(text: str) -> str:
+    """Slurm's words within submitit's."""
+    lines = [line for line in text.splitlines() if "error:" in line or "failure:" in line]
+    return said("\n".join(lines)) or text.strip()
+
+
+@dataclass
+class Sending:
+    """A job that Slurm is to take: what it refuses for a while is sent again.
+
+    sbatch may fail though its job is there, where only the answer was lost. So nothing is sent again before
+    squeue has answered, and listed no such job.
+    """
+
+    send: Callable[[], str]
+    find: Callable[[], str | None]  # the job's id, by its name
+    watch: JobWatch
+    say: Callable[[str], None]
+    sent_at: float = float("-inf")
+    refused_since: float | None = None
+
+    def job_id(self) -> str | None:
+        """None: not yet. Raises SweepError with Slurm's words where it has refused for long."""
+        if self.refused_since is not None:
+            if time.monotonic() - self.sent_at < RESEND_S:
+                return None
+            if found := self.find():
+                return found
+            if self.watch.answered_at <= self.sent_at:
+                return None
+        self.sent_at = time.monotonic()
+        try:
+            return self.send()
+        except SweepError as error:
+            if self.refused_since is None:
+                self.refused_since = self.sent_at
+                self.say(f"{error}; it is sent again for {REFUSED_S / 60:.0f} minutes")
+            if self.sent_at - self.refused_since > REFUSED_S:
+                raise
+            return None
+
+
+def scancel(job_ids: Sequence[str]) -> tuple[set[str], str]:
+    """Tell jobs to end. Returns those that have ended before, and what it refused, or nothing."""
+    try:
+        ask("scancel", *job_ids)
+    except SlurmError as error:
+        past = set(PAST.findall(str(error))) & set(job_ids)
+        return past, "" if past else str(error)
+    return set(), ""
+
+
+def cancel_jobs(job_ids: Sequence[str], watch: JobWatch) -> list[str]:
+    """End jobs, all of them at once, and wait until they are gone. A line for each that may not be.
+
+    One that Slurm is ending is as good as gone after some seconds: an epilog may take minutes.
+    """
+    began, told_at, left, refusal = time.monotonic(), float("-inf"), set(job_ids), ""
+    while left and time.monotonic() - began < CANCEL_S:
+        if time.monotonic() - told_at > AGAIN_S:
+            over, refusal = scancel(sorted(left))
+            left -= over
+            told_at = time.monotonic()
+            watch.expire()
+        may_be_ending = time.monotonic() - began > ENDING_S
+        seen = {job_id: watch.facts(job_id) for job_id in left}
+        was_heard = not refusal and watch.answered_at - told_at > UNLISTED_S
+        left -= {job_id for job_id, facts in seen.items() if _is_gone(facts, may_be_ending, was_heard)}
+        if left:
+            time.sleep(LOOK_S)
+    why = refusal or f"it is still there {CANCEL_S:.0f} s after scancel"
+    return [f"job {job_id} may still run: {why}; try `scancel {job_id}` later" for job_id in sorted(left)]
+
+
+def _is_gone(facts: JobFacts | None, may_be_ending: bool, was_heard: bool) -> bool:
+    """`was_heard`: scancel, before squeue was asked what there is."""
+    if facts is None:
+        return was_heard
+    return facts.is_over or (may_be_ending and facts.is_ending)

@@ -1,0 +1,125 @@
+"""What a plan may use, and whether it will: nothing is launched that is known not to fit. Pure."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from sweeps.config.schema import ClusterConfig, GateConfig
+from sweeps.errors import ConfigError
+from sweeps.estimate.hardware import Hardware
+from sweeps.estimate.memory.account import Memory
+from sweeps.estimate.memory.model import MemoryFactors, needed_bytes
+from sweeps.machine import Machine
+from train_entry.contract import Fit
+
+GIB = 2**30
+MEDIAN = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What each rank, and each node, may use."""
+
+    device_bytes: int  # of each GPU; on a CPU the host's memory, which all ranks of a node share
+    counts_context: bool  # device_bytes holds what lies outside of torch's allocator too
+    what: str  # of device_bytes, in the words of the configuration
+    is_host: bool = False  # device_bytes are the host's: a CPU
+    is_imposed: bool = False  # on each rank: it is less than the GPU has
+    headroom_bytes: int = 0  # of device_bytes, to be left free
+    host_bytes: int | None = None  # of a node; None: not known
+    nvme_bytes: int | None = None  # free on its disk
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """Whether a plan fits, and the numbers."""
+
+    fit: Fit
+    why: str  # empty where it fits
+    needed_bytes: int  # of a device, at the gate's quantile
+    limit_bytes: int  # of it
+
+
+def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
+    """What the configuration leaves of the machine. A CPU's ranks have the host's memory together."""
+    at_once = -(-(cluster.parallel or machine.nodes) // machine.nodes)  # trials on a node
+    host = machine.host_memory_bytes // at_once if machine.host_memory_bytes else None
+    nvme = machine.nvme.free_bytes // at_once if machine.nvme else None
+    if not machine.gpus:
+        return Room(
+            device_bytes=host or sys.maxsize,
+            counts_context=False,
+            what="a rank's share of the host's memory",
+            is_host=True,
+            host_bytes=host,
+            nvme_bytes=nvme,
+        )
+    card = min(gpu.memory_bytes for gpu in machine.gpus)
+    asked = int(cluster.memory_limit_gib * GIB) if cluster.memory_limit_gib else card
+    headroom = int(gate.headroom_gib * GIB)
+    is_imposed = asked < card
+    what = f"cluster.memory_limit_gib={cluster.memory_limit_gib:g}" if is_imposed else machine.device_name
+    return Room(
+        device_bytes=min(asked, card),
+        counts_context=cluster.limit_counts_context or not is_imposed,
+        what=f"{what} less gate.headroom_gib={gate.headroom_gib:g}" if headroom else what,
+        is_imposed=is_imposed,
+        headroom_bytes=headroom,
+        host_bytes=host,
+        nvme_bytes=nvme,
+    )
+
+
+def require_room(room: Room, hardware: Hardware) -> None:
+    """Raise ConfigError where a limit leaves nothing beside CUDA's own memory."""
+    if room.is_imposed and room.counts_context and room.device_bytes <= hardware.context_bytes:
+        raise ConfigError(
+            f"{room.what}: CUDA's context alone takes {hardware.context_bytes / GIB:,.2f} GiB; "
+            "give more, or cluster.limit_counts_context=false"
+        )
+
+
+def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -> Judgement:
+    """Compare what a plan needs with what there is: devices, host, disk.
+
+    It is borderline where only the margin for the estimate's own error is too much.
+    """
+    limit = room.device_bytes - room.headroom_bytes
+    if room.is_host and room.host_bytes is not None:
+        limit = limit * memory.peak_bytes // max(1, memory.host_bytes)
+    context = memory.context_bytes if room.counts_context else 0
+    needed = needed_bytes(memory, factors, quantile) + context
+    likely = needed_bytes(memory, factors, MEDIAN) + context
+    problems = [problem for problem in (_host(memory, room), _nvme(memory, room)) if problem]
+    fit = Fit.TOO_LARGE if problems else Fit.FITS
+    if needed > limit:
+        problems.insert(0, _device(memory, room, needed, limit))
+        if fit is Fit.FITS:
+            fit = Fit.BORDERLINE if likely <= limit else Fit.TOO_LARGE
+    return Judgement(fit=fit, why="; ".join(problems), needed_bytes=needed, limit_bytes=limit)
+
+
+def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
+    fullest = memory.fullest
+    where = f" on stage {fullest.stage}" if len(memory.stages) > 1 else ""
+    beside = f", {_gib(memory.context_bytes)} of it CUDA's context" if room.counts_context else ""
+    return f"needs {_gib(needed)}{where} ({fullest.peak.phase}{beside}) of {_gib(limit)}, {room.what}"
+
+
+def _host(memory: Memory, room: Room) -> str | None:
+    """What of a model is kept there. Processes do not count: they share pages, and their sum is no need."""
+    kept = memory.host_bytes - memory.process_bytes
+    if room.is_host or room.host_bytes is None or kept <= room.host_bytes:
+        return None
+    return f"keeps {_gib(kept)} in the node's {_gib(room.host_bytes)} of host memory"
+
+
+def _nvme(memory: Memory, room: Room) -> str | None:
+    if room.nvme_bytes is None or memory.nvme_bytes <= room.nvme_bytes:
+        return None
+    return f"needs {_gib(memory.nvme_bytes)} of the {_gib(room.nvme_bytes)} free on the NVMe"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:,.2f} GiB"

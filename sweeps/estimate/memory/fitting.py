@@ -1,0 +1,285 @@
+"""Estimates of memory corrected by what was measured. Pure.
+
+Least squares on relative errors, each factor drawn to its default as strongly as a prior says, so that few
+observations correct what they can see and leave the rest; large errors count linearly (Huber 1964), so one
+odd observation moves little. A plan that ran out of memory says that it needed more than its limit: it counts
+while the estimate says less. One that ran says that it fits.
+
+The factors are shared by all plans, so a kind of plans that is counted wrongly must not bend them:
+observations that they cannot explain together count less, and what is left goes to a ratio of that kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from sweeps.estimate.hardware import Hardware
+from sweeps.estimate.memory.account import ACTIVATIONS, LOGITS, STEP, Memory, PhaseMemory
+from sweeps.estimate.memory.classes import PlanClass, class_of
+from sweeps.estimate.memory.model import COLD, MemoryFactors, memory_of
+from train_entry.contract import ModelShape, Plan
+
+GIB = 2**30
+# Relative error of a measured peak that a good estimate leaves: rounding in torch's allocator, timing.
+NOISE = 0.015
+# A limit says less exactly what was needed: gaps between tensors differ from run to run.
+LIMIT_NOISE = 0.03
+LARGE_ERROR = 0.05  # from here on errors count linearly
+# How far each factor is believed to be from its default, as a standard deviation, and its bounds.
+PRIORS = {
+    "activations": (0.10, 0.25, 4.0),
+    "logits": (0.10, 0.25, 4.0),
+    "optimizer_step": (0.10, 0.25, 4.0),
+    "unseen_bytes": (0.25 * GIB, 0.0, 16.0 * GIB),
+    "fragmentation": (0.03, 0.0, 0.3),
+}
+NAMES = tuple(PRIORS)
+CONTEXT_BOUNDS = (0.25, 4.0)
+CONTEXT_WEIGHT = 1.0  # of the default, in observations
+SPREAD_WEIGHT = 4.0  # likewise
+NOISE_WEIGHT = 4.0  # of NOISE, likewise
+CLASS_WEIGHT = 1.0  # of a ratio of 1, likewise
+CLASS_ERROR = 0.35  # of a kind's ratio: one observation further off than 40% counts as if it were not
+CLASS_BOUNDS = (0.5, 2.0)
+PASSES = 4
+OVER = 0.01  # a plan that ran out needed more than its limit: by this much
+GROWN = 1.01  # the least by which more noise asks for another pass
+ROUNDS = 20
+SWEEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryObservation:
+    """How much memory a trial took, or that it ran out of it."""
+
+    plan: Plan
+    model: ModelShape
+    hardware: Hardware
+    is_oom: bool
+    peak_bytes: int | None  # allocated, of the fullest rank, over all phases; None for those that ran out
+    limit_bytes: int | None  # that torch could reserve; None: unknown
+    reserved_bytes: int | None = None
+    card_bytes: int | None = None  # in use on the card
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """One observation as numbers."""
+
+    phases: tuple[tuple[float, float, float, float], ...]  # fixed, activations, logits, optimizer's step
+    gaps: float
+    peak: float | None
+    limit: float | None
+    kind: PlanClass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Error:
+    """One relative error, and how it changes with each factor."""
+
+    value: float
+    slopes: tuple[float, ...]
+    noise: float = LIMIT_NOISE
+
+    @property
+    def weight(self) -> float:
+        """In least squares, so that a large error counts linearly."""
+        return min(1.0, LARGE_ERROR / max(abs(self.value), 1e-12)) / self.noise**2
+
+    @property
+    def cost(self) -> float:
+        """Huber's loss."""
+        size = abs(self.value)
+        is_small = size <= LARGE_ERROR
+        return (size**2 / 2 if is_small else LARGE_ERROR * (size - LARGE_ERROR / 2)) / self.noise**2
+
+
+def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors = COLD) -> MemoryFactors:
+    """Factors that explain the observations; without any, the prior itself."""
+    rows = [_row(each) for each in observations if _is_usable(each)]
+    if not rows:
+        return prior
+    start = tuple([float(getattr(prior, name)) for name in NAMES])
+    noise, best = NOISE, start
+    for _ in range(PASSES):
+        best = _fitted(rows, best, start, noise)
+        left = _noise_left(rows, best)
+        if left < GROWN * noise:
+            break
+        noise = left
+    activations, logits, step, unseen, fragmentation = best
+    ratios = _ratios(rows, best)
+    return replace(
+        prior,
+        activations=activations,
+        logits=logits,
+        optimizer_step=step,
+        unseen_bytes=unseen,
+        fragmentation=fragmentation,
+        by_class=tuple([(kind, ratio) for kind, ratio in ratios.items() if ratio != 1]),
+        context=_context(observations, prior),
+        spread=_spread(rows, best, ratios, prior),
+        observations=len(rows),
+    )
+
+
+def _fitted(
+    rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float
+) -> tuple[float, ...]:
+    """The best factors found from `values` on, where measured peaks have that much noise."""
+    best = values
+    for _ in range(ROUNDS):
+        errors = [error for row in rows for error in _errors(row, values, noise)]
+        solved = _solve(errors, values, start)
+        # Which phase is the peak, and which limits count, changes with the factors: half a step each time.
+        values = tuple([(old + new) / 2 for old, new in zip(values, solved, strict=True)])
+        best = min(best, values, key=lambda at: _cost(rows, at, start, noise))
+    return best
+
+
+def _noise_left(rows: list[_Row], values: tuple[float, ...]) -> float:
+    """Of measured peaks around what these factors make of them: much, where observations contradict."""
+    squares = [_residual(row, values) ** 2 for row in rows if row.peak is not None]
+    return math.sqrt((NOISE_WEIGHT * NOISE**2 + sum(squares)) / (NOISE_WEIGHT + len(squares)))
+
+
+def _residual(row: _Row, values: tuple[float, ...]) -> float:
+    """Logarithm of measured over estimated; of a plan that ran out, of its limit over what it must hold."""
+    estimate = _peak(row, values)[0]
+    if row.peak is not None:
+        return math.log(row.peak / estimate)
+    assert row.limit is not None, "one that ran out is of use with its limit only"
+    return max(0.0, math.log((1 + OVER) * row.limit / (estimate * (1 + values[4] * row.gaps))))
+
+
+def _ratios(rows: list[_Row], values: tuple[float, ...]) -> dict[PlanClass, float]:
+    """Of measured over estimated by kind of plans, few observations nearer to 1.
+
+    Where a kind has only run out, its plans need what those limits say, at least.
+    """
+    ratios = {}
+    lowest, highest = CLASS_BOUNDS
+    for kind in PlanClass:
+        ran = [_residual(row, values) for row in rows if row.kind is kind and row.peak is not None]
+        ran = [max(-CLASS_ERROR, min(CLASS_ERROR, residual)) for residual in ran]
+        ran_out = [_residual(row, values) for row in rows if row.kind is kind and row.peak is None]
+        if not ran and not ran_out:
+            continue
+        above = [min(CLASS_ERROR, residual) for residual in ran_out if residual > 0]
+        shrunk = (sum(ran) + sum(above)) / (len(ran) + len(above) + CLASS_WEIGHT)
+        ratio = math.exp(shrunk if ran else max(ran_out))
+        ratios[kind] = min(highest, max(lowest, ratio))
+    return ratios
+
+
+def _is_usable(seen: MemoryObservation) -> bool:
+    if seen.is_oom:
+        return bool(seen.limit_bytes and seen.limit_bytes > 0)
+    return bool(seen.peak_bytes and seen.peak_bytes > 0)
+
+
+def _row(seen: MemoryObservation) -> _Row:
+    memory = memory_of(seen.plan, seen.model, seen.hardware)
+    return _Row(
+        phases=tuple([_by_factor(phase) for stage in memory.stages for phase in stage.phases]),
+        gaps=memory.gaps,
+        peak=None if seen.is_oom or not seen.peak_bytes else float(seen.peak_bytes),
+        limit=float(seen.limit_bytes) if seen.limit_bytes else None,
+        kind=class_of(seen.plan),
+    )
+
+
+def _by_factor(phase: PhaseMemory) -> tuple[float, float, float, float]:
+    sums = {"": 0.0, ACTIVATIONS: 0.0, LOGITS: 0.0, STEP: 0.0}
+    for component in phase.components:
+        sums[component.factor] += component.bytes
+    return sums[""], sums[ACTIVATIONS], sums[LOGITS], sums[STEP]
+
+
+def _peak(row: _Row, values: Sequence[float]) -> tuple[float, tuple[float, float, float, float]]:
+    """The estimate, and the phase it is of."""
+    activations, logits, step, unseen = values[:4]
+    totals = [at[0] + activations * at[1] + logits * at[2] + step * at[3] for at in row.phases]
+    highest = max(range(len(totals)), key=totals.__getitem__)
+    return totals[highest] + unseen, row.phases[highest]
+
+
+def _errors(row: _Row, values: Sequence[float], noise: float) -> list[_Error]:
+    estimate, phase = _peak(row, values)
+    slopes = (phase[1], phase[2], phase[3], 1.0)
+    errors = []
+    if row.peak is not None:
+        scaled = tuple([slope / row.peak for slope in slopes])
+        errors.append(_Error(value=estimate / row.peak - 1, slopes=(*scaled, 0.0), noise=noise))
+    if row.limit is None:
+        return errors
+    loose = 1 + values[4] * row.gaps
+    if row.peak is None and estimate * loose < row.limit:  # ran out, and the estimate says it fits
+        scaled = tuple([slope * loose / row.limit for slope in slopes])
+        apart = estimate * row.gaps / row.limit
+        errors.append(_Error(value=estimate * loose / row.limit - 1, slopes=(*scaled, apart)))
+    if row.peak is not None and row.peak * loose > row.limit:  # ran, with more room between than there was
+        apart = row.peak * row.gaps / row.limit
+        errors.append(_Error(value=row.peak * loose / row.limit - 1, slopes=(0.0, 0.0, 0.0, 0.0, apart)))
+    return errors
+
+
+def _solve(errors: list[_Error], at: tuple[float, ...], start: tuple[float, ...]) -> tuple[float, ...]:
+    """The best factors of errors taken as linear around `at`: one factor after the other, within bounds."""
+    bounds, size = tuple(PRIORS.values()), range(len(PRIORS))
+    gradients, curvatures = [0.0] * len(bounds), [[0.0] * len(bounds) for _ in bounds]
+    for error in errors:
+        weight, slopes = error.weight, error.slopes
+        for one in size:
+            gradients[one] += weight * error.value * slopes[one]
+            for other in size:
+                curvatures[one][other] += weight * slopes[one] * slopes[other]
+    values = list(at)
+    for _ in range(SWEEPS):
+        for index, (deviation, lowest, highest) in enumerate(bounds):
+            precision = 1 / deviation**2
+            gradient = gradients[index] + (values[index] - start[index]) * precision
+            new = values[index] - gradient / (curvatures[index][index] + precision)
+            new = min(highest, max(lowest, new))
+            moved, values[index] = new - values[index], new
+            gradients = [was + moved * row[index] for was, row in zip(gradients, curvatures, strict=True)]
+    return tuple(values)
+
+
+def _cost(rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float) -> float:
+    """Of all errors, and of the distance from the prior."""
+    cost = 0.0
+    for (deviation, _, _), value, default in zip(PRIORS.values(), values, start, strict=True):
+        cost += ((value - default) / deviation) ** 2 / 2
+    return cost + sum(error.cost for row in rows for error in _errors(row, values, noise))
+
+
+def _spread(
+    rows: list[_Row], values: tuple[float, ...], ratios: dict[PlanClass, float], prior: MemoryFactors
+) -> float:
+    """Of measured over estimated, as a standard deviation of logarithms; few observations leave it be."""
+    left = [_residual(row, values) - math.log(ratios[row.kind]) for row in rows if row.peak is not None]
+    total = SPREAD_WEIGHT * prior.spread**2 + sum(each**2 for each in left)
+    return math.sqrt(total / (SPREAD_WEIGHT + len(left)))
+
+
+def _context(observations: Sequence[MemoryObservation], prior: MemoryFactors) -> float:
+    """What a card held beyond torch's memory, over what was estimated."""
+    ratios = [
+        (seen.card_bytes - seen.reserved_bytes) / expected
+        for seen in observations
+        if seen.card_bytes and seen.reserved_bytes and not seen.is_oom
+        if (expected := _memory(seen).context_bytes) > 0 and seen.card_bytes > seen.reserved_bytes
+    ]
+    if not ratios:
+        return prior.context
+    weight = CONTEXT_WEIGHT / (CONTEXT_WEIGHT + len(ratios))
+    lowest, highest = CONTEXT_BOUNDS
+    return min(highest, max(lowest, weight * prior.context + (1 - weight) * median(ratios)))
+
+
+def _memory(seen: MemoryObservation) -> Memory:
+    return memory_of(seen.plan, seen.model, seen.hardware)

@@ -1,0 +1,136 @@
+"""What ranks that see different samples exchange, by strategy, as DeepSpeed 0.19 and torch do it. Pure.
+
+Read in DeepSpeed's runtime/engine.py (allreduce_gradients), zero/stage_1_and_2.py (average_tensor,
+process_gradients) and zero/stage3.py; sizes are of one rank's part of the model, before sharding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sweeps.estimate import flops
+from sweeps.estimate.hardware import Hardware
+from sweeps.estimate.time.collectives import Group, data_group, nodes_of, secondary_group
+from train_entry.contract import Engine, ModelShape, Offload, Plan, Precision
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """Seconds on the wires, and what of them may go on beside computing."""
+
+    reductions: int  # of gradients, a step: at its end, or after every micro-batch
+    reduce_s: float  # one of them
+    tail_s: float  # of one of them: its last bucket, which no computing is left to hide
+    reduce_overlaps: bool
+    gather_s: float  # of weights, a micro-batch: stage 3
+    gather_overlaps: bool
+    update_s: float  # of updated weights, a step: stages 1 and 2. Nothing hides it
+
+
+ALONE = Exchange(
+    reductions=0,
+    reduce_s=0.0,
+    tail_s=0.0,
+    reduce_overlaps=True,
+    gather_s=0.0,
+    gather_overlaps=True,
+    update_s=0.0,
+)
+
+
+def exchange_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Exchange:
+    if plan.data == 1:
+        return ALONE
+    group = data_group(plan, hardware)
+    held = held_parameters(plan, model)
+    stage = plan.zero.stage if plan.engine is Engine.DEEPSPEED else 0
+    reduce_s = _reduce_s(plan, group, held, hardware)
+    bucket = min(1.0, _bucket_elements(plan) / held)
+    return Exchange(
+        reductions=plan.grad_accum if stage >= 2 else 1,
+        reduce_s=reduce_s,
+        tail_s=reduce_s * bucket,
+        reduce_overlaps=_reduce_overlaps(plan),
+        gather_s=_gather_s(plan, model, hardware) if stage == 3 else 0.0,
+        gather_overlaps=plan.zero.prefetch_bucket_size > 0,
+        update_s=group.all_gather_s(held * flops.element_bytes(plan.precision)) if stage in (1, 2) else 0.0,
+    )
+
+
+def held_parameters(plan: Plan, model: ModelShape) -> float:
+    """Parameters of one rank's part of the model; AutoTP splits blocks only."""
+    blocks = flops.block_parameters(model) * model.layers / plan.tensor
+    return (blocks + flops.embedding_parameters(model)) / plan.pipeline
+
+
+def gathers(plan: Plan, model: ModelShape) -> float:
+    """How often stage 3 gathers a parameter in a micro-batch: forward, backward, and when it recomputes.
+
+    Not what is needed again within `max_reuse_distance` parameters, which is kept: what comes late in the
+    forward pass, and a recomputed block until its own backward pass (partitioned_param_coordinator.py,
+    __params_to_release).
+    """
+    reuse = plan.zero.max_reuse_distance
+    kept = min(1.0, reuse / (2 * model.parameters))
+    again = 0.0
+    if plan.checkpoint_every and reuse < flops.block_parameters(model):
+        again = 1.0 / plan.checkpoint_every
+    return 2.0 - kept + again
+
+
+def _reduce_s(plan: Plan, group: Group, held: float, hardware: Hardware) -> float:
+    size = held * _gradient_bytes(plan)
+    zero = plan.zero
+    if plan.engine is Engine.DDP or zero.stage == 0:
+        return group.all_reduce_s(size)
+    if zero.stage == 3:
+        is_quantized = zero.quantized_gradients and nodes_of(plan, hardware) > 1
+        return group.reduce_scatter_s(size / 4 if is_quantized else size)
+    # use_multi_rank_bucket_allreduce: the whole bucket is all-reduced and each rank copies its part, whatever
+    # reduce_scatter says. Without it each part is reduced to its owner.
+    by_owner = zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce
+    return group.reduce_scatter_s(size) if by_owner else group.all_reduce_s(size)
+
+
+def _gather_s(plan: Plan, model: ModelShape, hardware: Hardware) -> float:
+    size = _gathered_parameters(plan, model) * flops.element_bytes(plan.precision)
+    if plan.zero.quantized_weights:
+        size /= 2  # int8
+    group = data_group(plan, hardware)
+    if plan.zero.hpz_partition_size == 1:
+        return gathers(plan, model) * group.all_gather_s(size)
+    # ZeRO++: forward from all ranks, from then on among those with a second copy.
+    again = (gathers(plan, model) - 1) * secondary_group(plan, hardware).all_gather_s(size)
+    return group.all_gather_s(size) + again
+
+
+def _gathered_parameters(plan: Plan, model: ModelShape) -> float:
+    """Without those that are too small to be cut up: they stay whole on every rank."""
+    if model.largest_parameter <= plan.zero.param_persistence_threshold:
+        return 0.0
+    return held_parameters(plan, model)
+
+
+def _reduce_overlaps(plan: Plan) -> bool:
+    """DDP always; ZeRO with overlap_comm. Stage 0 reduces when the last backward pass is over."""
+    return plan.engine is Engine.DDP or (plan.zero.stage > 0 and plan.zero.overlap_comm)
+
+
+def _bucket_elements(plan: Plan) -> float:
+    if plan.engine is Engine.DDP:
+        return plan.ddp.bucket_cap_mib * MIB / _gradient_bytes(plan)
+    return plan.zero.reduce_bucket_size
+
+
+def _gradient_bytes(plan: Plan) -> int:
+    """Of an element on the wire. DDP's masters are fp32, and so are their gradients; BF16_Optimizer, which
+    stage 1 becomes when it adds bf16 gradients up in fp32, reduces those sums.
+    """
+    if plan.engine is Engine.DDP:
+        return 4
+    is_wide = plan.grad_accum_dtype is Precision.FP32 and plan.precision is Precision.BF16
+    if plan.zero.stage == 1 and is_wide and plan.offload.optimizer is Offload.NONE:
+        return 4
+    return flops.element_bytes(plan.precision)

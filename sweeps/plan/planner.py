@@ -1,0 +1,175 @@
+"""From a point of the space to all that a trial needs: configuration, plan, identity, command."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping
+
+from sweeps.config.compose import Composer
+from sweeps.config.fields import FIELDS, UNSHOWN_KEYS, goal_names, value_at
+from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
+from sweeps.errors import ConfigError
+from sweeps.machine import Machine
+from sweeps.plan.resolve import Planned, Rejection, data_spec, fingerprint, resolve
+from sweeps.space.dimensions import SearchSpace
+from sweeps.space.points import Settings
+from train_entry.contract import (
+    AttemptKind,
+    Expected,
+    MeasureSpec,
+    ModelShape,
+    Plan,
+    Reason,
+    Scalar,
+    TimeLimits,
+    Trial,
+    TrialSpec,
+)
+
+MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them is legal
+# What says how a study is run, or where it is kept; the command of one trial goes without it.
+STUDY_ONLY = (
+    "study",
+    "studies_dir",
+    "dry_run",
+    "dry_run_to",
+    "gate",
+    *UNSHOWN_KEYS,
+    "space",
+    "search",
+    "check",
+    "confirm",
+    "objective",
+    "token_budget",
+    "cluster.price_per_gpu_hour",
+    "accept_versions",
+    "limits.trials",
+    "limits.hours",
+)
+
+
+class Planner:
+    """Turns points into plans and trials into job specifications, for one study."""
+
+    def __init__(self, composer: Composer, model: ModelShape, machine: Machine, study: str) -> None:
+        self._composer = composer
+        self._model = model
+        self._machine = machine
+        self._study = study
+        self._settings = Settings(composer, machine)
+
+    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+        """Whether a knob has an effect beside these values."""
+        return self._settings.matters(key, point)
+
+    def plan(self, point: Mapping[str, Scalar]) -> Planned:
+        overrides = self._overrides(point)
+        try:
+            config = self._settings.config(point)
+        except ConfigError as error:
+            return Planned(plan=Rejection(reasons=_reasons(error)), fingerprint=None, overrides=overrides)
+        plan = resolve(config, self._model, self._machine)
+        identity = None if isinstance(plan, Rejection) else fingerprint(plan, self._model, data_spec(config))
+        return Planned(plan=plan, fingerprint=identity, overrides=overrides)
+
+    def default(self, key: str, point: Mapping[str, Scalar]) -> Scalar:
+        """A knob's value beside these, where nothing sets it. None: a group, which has none to compare."""
+        if key not in FIELDS:
+            return None
+        try:
+            value: Scalar = value_at(self._settings.config(point), key)
+        except ConfigError:
+            return None
+        return value
+
+    def require_legal(self, space: SearchSpace) -> None:
+        """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
+        reasons: dict[str, None] = {}
+        for point in space.ends.sample(MAX_TRIED, random.Random(0), self.matters):
+            plan = self.plan(point).plan
+            if not isinstance(plan, Rejection):
+                return
+            reasons |= dict.fromkeys(plan.lines)
+        raise ConfigError(list(reasons))
+
+    def spec(self, trial: Trial, attempt: int, kind: AttemptKind) -> TrialSpec:
+        """What the job of an attempt is told."""
+        if trial.plan is None:
+            raise ValueError(f"trial {trial.number} has no plan")
+        config = self._composer.compose()  # what a job is told beside its plan is fixed within a study
+        measure = _measure(config.measure)
+        if kind is AttemptKind.CHECK or "loss" in goal_names(config.objective):
+            measure = _check(measure, config, trial.plan)
+        return TrialSpec(
+            study=self._study,
+            trial=trial.number,
+            attempt=attempt,
+            kind=kind,
+            device=self._machine.device,
+            plan=trial.plan,
+            model=self._model,
+            data=data_spec(config),
+            measure=measure,
+            limits=_time_limits(config.limits),
+            expected=_expected(trial, measure),
+        )
+
+    def _overrides(self, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+        fixed = [
+            override
+            for override in self._composer.fixed
+            if not any(_sets(override, key) for key in (*STUDY_ONLY, *point))
+        ]
+        return (*fixed, *(f"{key}={_hydra_text(value)}" for key, value in point.items()))
+
+
+def _reasons(error: ConfigError) -> tuple[Reason, ...]:
+    return tuple(Reason(rule="configuration", text=problem) for problem in error.problems)
+
+
+def _sets(override: str, key: str) -> bool:
+    name = override.lstrip("+~").partition("=")[0]
+    return name == key or name.startswith(f"{key}.")
+
+
+def _hydra_text(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _measure(measure: MeasureConfig) -> MeasureSpec:
+    return MeasureSpec(
+        warmup_steps=measure.warmup_steps,
+        steps=measure.steps,
+        split_steps=measure.split_steps,
+        update_norms=measure.update_norms,
+        precision=measure.precision,
+        confidence=measure.confidence,
+        min_steps=min(measure.min_steps, measure.steps),
+        look_every=measure.look_every,
+    )
+
+
+def _check(measure: MeasureSpec, config: SweepConfig, plan: Plan) -> MeasureSpec:
+    """As many steps as the check's tokens take."""
+    steps = math.ceil(config.check.tokens / plan.tokens_per_step) - measure.warmup_steps
+    return dataclasses.replace(measure, steps=max(2, steps), split_steps=0, precision=0.0)
+
+
+def _time_limits(limits: LimitsConfig) -> TimeLimits:
+    return TimeLimits(
+        attempt_s=limits.attempt_s,
+        startup_silence_s=limits.startup_silence_s,
+        step_silence_s=limits.step_silence_s,
+        startup_s=limits.startup_s,
+    )
+
+
+def _expected(trial: Trial, measure: MeasureSpec) -> Expected | None:
+    if trial.estimate is None:
+        return None
+    steps = measure.warmup_steps + measure.steps + measure.split_steps
+    return Expected(steps_s=steps * trial.estimate.step_s, host_bytes=trial.estimate.host_bytes)

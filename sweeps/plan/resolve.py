@@ -1,0 +1,230 @@
+"""From a configuration to a plan, or to the reasons why there is none. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.config.fields import block_interval
+from sweeps.config.schema import AioConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
+from sweeps.machine import Machine
+from sweeps.plan.rules import RULES, Draft
+from sweeps.space.conditions import Setting, without_idle_knobs
+from train_entry.contract import (
+    AioPlan,
+    Attention,
+    DataSpec,
+    DdpPlan,
+    Engine,
+    LossScalePlan,
+    ModelShape,
+    Offload,
+    OffloadPlan,
+    OptimizerPlan,
+    Plan,
+    Precision,
+    Reason,
+    Schedule,
+    SchedulePlan,
+    ZeroPlan,
+    dump,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejection:
+    """No legal plan; costs 0 GPU-seconds."""
+
+    reasons: tuple[Reason, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(reason.text for reason in self.reasons)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For the command line: with the rule's name, under which docs/rules.md says why."""
+        return tuple(f"{reason.text} [{reason.rule}]" for reason in self.reasons)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A point, understood."""
+
+    plan: Plan | Rejection
+    fingerprint: str | None
+    overrides: tuple[str, ...]
+
+
+def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
+    """The plan of a configuration on a machine, or all reasons why it has none."""
+    ranks = config.ranks or machine.default_ranks
+    precision = machine.precision(config.precision)
+    draft = Draft(
+        config=config,
+        model=model,
+        machine=machine,
+        ranks=ranks,
+        precision=precision,
+        warmup_steps=warmup_steps(config.lr, config.global_batch),
+    )
+    reasons = tuple(reason for rule in RULES if (reason := rule(draft)))
+    return Rejection(reasons=reasons) if reasons else _plan(draft)
+
+
+def lr_factor(lr: LrConfig, global_batch: int) -> float:
+    """What the rates at base_batch are multiplied with at a global batch.
+
+    sqrt: k times the batch, sqrt(k) times the rate, for Adam (Malladi et al. 2022, arXiv 2205.10287).
+    linear: k times the rate, for SGD (Goyal et al. 2017, arXiv 1706.02677).
+    """
+    ratio = global_batch / lr.base_batch
+    return {"sqrt": math.sqrt(ratio), "linear": ratio, "none": 1.0}[lr.rule]
+
+
+def warmup_steps(lr: LrConfig, global_batch: int) -> int:
+    """Warm-up steps at a global batch: the steps, or the samples, of base_batch; or a number of their own."""
+    if lr.warmup == "steps":
+        return lr.base_warmup
+    if lr.warmup == "samples":
+        return math.ceil(lr.base_warmup * lr.base_batch / global_batch)
+    return int(lr.warmup)
+
+
+def fingerprint(plan: Plan, model: ModelShape, data: DataSpec) -> str:
+    """A hash of exactly what changes the run: two plans that would run the same job have the same one."""
+    zero = dataclasses.replace(plan.zero, allgather_bucket_size=0)  # exported, but read by nothing
+    text = dump((dataclasses.replace(plan, zero=zero), model, data), indent=None)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def data_spec(config: SweepConfig) -> DataSpec:
+    """Where a job finds its tokens; paths absolute, since it runs in a directory of its own."""
+    data = config.data
+    return DataSpec(
+        kind=data.kind,
+        path=str(Path(data.path).resolve()) if data.path else None,
+        tokenizer=str(Path(data.tokenizer).resolve()) if data.tokenizer else None,
+        max_bytes=int(data.max_bytes),
+    )
+
+
+def _plan(draft: Draft) -> Plan:
+    setting = Setting(config=draft.config, machine=draft.machine, precision=draft.precision)
+    config = without_idle_knobs(setting)
+    return Plan(
+        engine=Engine(config.engine),
+        ranks=draft.ranks,
+        tensor=config.tensor,
+        pipeline=config.pipeline,
+        micro_batch=config.micro_batch,
+        global_batch=config.global_batch,
+        seq_len=config.seq_len,
+        precision=Precision(draft.precision),
+        grad_accum_dtype=_grad_accum_dtype(config.grad_accum_dtype, draft.precision),
+        gradient_clipping=config.gradient_clipping,
+        optimizer=_optimizer(config.optimizer, config.lr.base * lr_factor(config.lr, config.global_batch)),
+        schedule=_schedule(config.lr, config.global_batch),
+        loss_scale=LossScalePlan(
+            static=config.fp16.loss_scale,
+            initial_power=config.fp16.initial_scale_power,
+            window=config.fp16.loss_scale_window,
+            hysteresis=config.fp16.hysteresis,
+            minimum=int(config.fp16.min_loss_scale),
+        ),
+        zero=_zero(config.zero),
+        offload=_offload(config),
+        ddp=DdpPlan(
+            bucket_cap_mib=config.ddp.bucket_cap_mb,
+            gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
+        ),
+        checkpoint_every=block_interval(config.activation_checkpointing) or 0,
+        attention=Attention(config.attention),
+        compile=config.compile,
+        expandable_segments=config.allocator.expandable_segments,
+        seed=config.seed,
+    )
+
+
+def _grad_accum_dtype(asked: str, precision: str) -> Precision | None:
+    """None where it is what DeepSpeed takes by itself."""
+    return None if asked in ("auto", precision) else Precision(asked)
+
+
+def _schedule(lr: LrConfig, global_batch: int) -> SchedulePlan:
+    factor = lr_factor(lr, global_batch)
+    return SchedulePlan(
+        kind=Schedule(lr.schedule),
+        warmup_steps=warmup_steps(lr, global_batch),
+        warmup_from=lr.warmup_from * factor,
+        total_steps=lr.total_steps or 0,
+        end=lr.end * factor,
+    )
+
+
+def _zero(zero: ZeroConfig) -> ZeroPlan:
+    return ZeroPlan(
+        stage=zero.stage,
+        reduce_bucket_size=int(zero.reduce_bucket_size),
+        allgather_bucket_size=int(zero.allgather_bucket_size),
+        overlap_comm=zero.overlap_comm,
+        contiguous_gradients=zero.contiguous_gradients,
+        reduce_scatter=zero.reduce_scatter,
+        use_multi_rank_bucket_allreduce=zero.use_multi_rank_bucket_allreduce,
+        round_robin_gradients=zero.round_robin_gradients,
+        prefetch_bucket_size=int(zero.prefetch_bucket_size),
+        param_persistence_threshold=int(zero.param_persistence_threshold),
+        max_live_parameters=int(zero.max_live_parameters),
+        max_reuse_distance=int(zero.max_reuse_distance),
+        sub_group_size=int(zero.sub_group_size),
+        hpz_partition_size=zero.hpz_partition_size,
+        quantized_weights=zero.quantized_weights,
+        quantized_gradients=zero.quantized_gradients,
+    )
+
+
+def _offload(config: SweepConfig) -> OffloadPlan:
+    optimizer, param = Offload(config.zero.offload_optimizer), Offload(config.zero.offload_param)
+    path = config.cluster.nvme_path
+    return OffloadPlan(
+        optimizer=optimizer,
+        param=param,
+        ratio=config.offload.ratio,
+        pin_memory=config.offload.pin_memory,
+        max_in_cpu=int(config.offload.max_in_cpu),
+        buffer_count=config.offload.buffer_count,
+        buffer_size=int(config.offload.buffer_size),
+        nvme_path=str(Path(path).resolve()) if path and Offload.NVME in (optimizer, param) else None,
+        aio=_aio(config.aio),
+    )
+
+
+def _aio(aio: AioConfig) -> AioPlan:
+    return AioPlan(
+        block_size_bytes=int(aio.block_size),
+        queue_depth=aio.queue_depth,
+        threads=aio.threads,
+        single_submit=aio.single_submit,
+        overlap_events=aio.overlap_events,
+    )
+
+
+def _optimizer(optimizer: OptimizerConfig, lr: float) -> OptimizerPlan:
+    fused = optimizer.implementation == "torch_fused"
+    if optimizer.name == "sgd":
+        return OptimizerPlan(
+            name="sgd", lr=lr, weight_decay=optimizer.weight_decay, momentum=optimizer.momentum, fused=fused
+        )
+    beta1, beta2 = optimizer.betas
+    return OptimizerPlan(
+        name="adamw",
+        lr=lr,
+        weight_decay=optimizer.weight_decay,
+        beta1=beta1,
+        beta2=beta2,
+        eps=optimizer.eps,
+        fused=fused,
+    )

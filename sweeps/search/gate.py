@@ -1,0 +1,68 @@
+"""Which plans are launched: the door between what is proposed and what costs GPU time. No I/O."""
+
+from __future__ import annotations
+
+from sweeps.estimate.estimator import Forecaster
+from sweeps.plan.warnings import cautions
+from sweeps.search.dominance import Dominance
+from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Plan, Trial
+
+
+class Admission:
+    """Estimates every plan, and refuses those that cannot fit. Learns from every trial that ends."""
+
+    def __init__(
+        self, forecaster: Forecaster, enabled: bool, borderline: int, dominance: bool = True
+    ) -> None:
+        self._forecaster = forecaster
+        self._enabled = enabled
+        self._borderline_left = borderline
+        self._dominance = Dominance(estimate=forecaster.estimate) if enabled and dominance else None
+
+    def recall(self, trials: list[Trial]) -> None:
+        """What this study has learned and spent before."""
+        for trial in trials:
+            self.learn(trial)
+        self._borderline_left -= sum(map(_was_admitted_at_the_border, trials)) if self._enabled else 0
+
+    @property
+    def observations(self) -> int:
+        """Trials that estimates have learned from."""
+        return self._forecaster.observations
+
+    def estimate(self, plan: Plan) -> Estimate:
+        return self._forecaster.estimate(plan)
+
+    def refusal(self, plan: Plan, estimate: Estimate, origin: Origin) -> Failure | None:
+        """Why a plan is not launched; None: it is. What a user asked for by itself always is."""
+        if not self._enabled or origin is Origin.USER:
+            return None
+        objection = self._dominance.objection(plan, estimate) if self._dominance else None
+        if objection is None and estimate.fit is Fit.FITS:
+            return None
+        if objection is None and estimate.fit is Fit.BORDERLINE and self._borderline_left > 0:
+            self._borderline_left -= 1
+            return None
+        return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why or objection}")
+
+    def doubts(self, trial: Trial) -> tuple[str, ...]:
+        """What speaks against a plan that is launched all the same."""
+        if trial.plan is None or trial.estimate is None:
+            return ()
+        too_large = (f"may not fit: {trial.estimate.why}",) if trial.estimate.why else ()
+        return (*too_large, *(caution.text for caution in cautions(trial.plan)))
+
+    def learn(self, trial: Trial) -> None:
+        """From a trial that has ended."""
+        self._forecaster.learn([trial])
+        if self._dominance is not None and trial.origin is not Origin.USER:
+            self._dominance.learn(trial)
+
+    def memory_limit_bytes(self, trial: Trial) -> int | None:
+        """What torch is held to on each GPU of the trial; None: the GPU itself is the limit."""
+        return self._forecaster.imposed_bytes(trial.estimate)
+
+
+def _was_admitted_at_the_border(trial: Trial) -> bool:
+    is_border = trial.estimate is not None and trial.estimate.fit is Fit.BORDERLINE
+    return is_border and trial.origin is not Origin.USER and not trial.is_refused

@@ -1,0 +1,95 @@
+"""What errors at some places say of the error at another. The only module of `sweeps` that imports numpy.
+
+A Gaussian process of mean 0 (Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 2.25,
+2.26, 2.30). What is doubtful of a part of a step is in error alike wherever that part is found, as far as it
+is (the covariance of a linear model, their 2.1). Beside that, errors at distance d are correlated by
+exp(-d / reach), and each plan has an error of its own, in which its measurement's noise is contained. How
+large these two are, how far errors reach and which share is a plan's own is averaged over a grid, by marginal
+likelihood.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sweeps.search.features import Place
+
+REACHES = (1.0, 2.0, 4.0)  # distances over which errors stay alike
+OWN = (0.05, 0.3, 1.0)  # share of the variance that is a plan's own
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of errors, over what is taken for granted
+DOUBLED = 1.0  # so many doublings of that size are one standard deviation of what is believed beforehand
+LARGEST = 3.0  # times the doubt: a larger error counts as that, or one odd plan would put all others in doubt
+LEAST_VARIANCE = 1e-8
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Belief:
+    """Of the error at a place."""
+
+    mean: float
+    deviation: float
+
+
+class Kriging:
+    """Errors at places, and what they say of any other place."""
+
+    def __init__(self, places: Sequence[Place], errors: Sequence[float], doubt: float) -> None:
+        """`doubt` is what errors are expected to be like, beside those of the parts: a standard deviation."""
+        self._codes: dict[object, int] = {}
+        self._counts = np.array([place.counts for place in places])
+        self._kinds = np.array([self._coded(place) for place in places])
+        self._parts = np.array([place.parts for place in places])
+        self._widths = np.array([place.width for place in places])
+        grid = np.array(list(itertools.product(SIZES, OWN, REACHES)))
+        sizes, own, self._reaches = grid.T
+        self._variances = np.square(doubt * sizes)
+        self._shared = (1 - own) * self._variances
+        self._plausible = np.exp(-np.square(np.log2(sizes) / DOUBLED) / 2)
+        self._plausible /= self._plausible.sum()
+        self._count = len(errors)
+        if self._count:
+            largest = LARGEST * doubt * self._widths
+            self._condition(places, np.clip(np.array(errors), -largest, largest))
+
+    def _condition(self, places: Sequence[Place], errors: Numbers) -> None:
+        covariances = np.stack([self._covariances(place) for place in places], axis=1)
+        own = (self._variances - self._shared)[:, None] * np.square(self._widths)
+        covariances += own[:, :, None] * np.eye(self._count)
+        self._roots = np.linalg.inv(np.linalg.cholesky(covariances))  # of each inverse
+        whitened = self._roots @ errors
+        self._weights = np.einsum("gij,gi->gj", self._roots, whitened)
+        likelihoods = np.log(np.diagonal(self._roots, axis1=1, axis2=2)).sum(axis=1)
+        likelihoods -= np.square(whitened).sum(axis=1) / 2
+        self._plausible *= np.exp(likelihoods - likelihoods.max())
+        self._plausible /= self._plausible.sum()
+
+    def at(self, place: Place) -> Belief:
+        """Mean and standard deviation over all that is plausible."""
+        variances = self._variances * place.width**2 + np.square(place.parts).sum()
+        means = np.zeros(len(variances))
+        if self._count:
+            shared = self._covariances(place)
+            means = np.einsum("gi,gi->g", shared, self._weights)
+            variances = variances - np.square(self._roots @ shared[:, :, None]).sum(axis=(1, 2))
+        mean = float(self._plausible @ means)
+        variance = float(self._plausible @ (variances + np.square(means - mean)))
+        return Belief(mean=mean, deviation=max(LEAST_VARIANCE, variance) ** 0.5)
+
+    def _covariances(self, place: Place) -> Numbers:
+        """Of a plan's error with that at each known place, a plan's own left out; for each of the grid."""
+        apart = np.abs(self._counts - np.array(place.counts)).sum(axis=1)
+        apart += (self._kinds != np.array(self._coded(place))).sum(axis=1)
+        decay = np.exp(-apart / self._reaches[:, None])
+        alike = self._parts @ np.array(place.parts)
+        found: Numbers = alike + self._shared[:, None] * decay * self._widths * place.width
+        return found
+
+    def _coded(self, place: Place) -> list[int]:
+        return [self._codes.setdefault(kind, len(self._codes)) for kind in enumerate(place.kinds)]

@@ -1,0 +1,43 @@
+"""Ends trials early whose loss falls behind that of others at the same step, as Optuna's pruners judge it.
+
+A job is asked by a file, which it looks for between steps: it ends in order, and leaves what it has measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from sweeps.cluster.base import JobHandle
+from sweeps.search.sampler import Proposal, Searcher
+from train_entry.contract import Goal, StepMetrics, read_lines
+
+
+class Pruning:
+    """Follows the losses of running trials."""
+
+    def __init__(self, searcher: Searcher, goal: Goal) -> None:
+        self._searcher = searcher
+        self._goal = goal
+        self._reported: defaultdict[int, int] = defaultdict(int)  # steps, by trial
+
+    def look(self, running: Mapping[int, JobHandle], proposals: Mapping[int, Proposal]) -> list[int]:
+        """Report what is new, and ask jobs to end that have fallen behind; returns their trials' numbers."""
+        ended = []
+        for number, handle in running.items():
+            proposal = proposals.get(number)
+            if proposal is None or handle.attempt.stop.exists():
+                continue
+            if self._falls_behind(number, handle, proposal):
+                handle.attempt.stop.touch()
+                ended.append(number)
+        return ended
+
+    def _falls_behind(self, number: int, handle: JobHandle, proposal: Proposal) -> bool:
+        steps = list(read_lines(handle.attempt.metrics, StepMetrics))
+        behind = False
+        for found in steps[self._reported[number] :]:
+            score = self._goal.score(found.loss)
+            behind = self._searcher.falls_behind(proposal, found.step, score)
+        self._reported[number] = len(steps)
+        return behind

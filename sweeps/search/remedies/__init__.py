@@ -1,0 +1,34 @@
+"""What to try after a trial that ran out of memory, in the order in which an experienced engineer would."""
+
+from sweeps.search.remedies.advise import (
+    Candidate,
+    Expect,
+    Grounds,
+    Option,
+    PlanOf,
+    advise,
+    known,
+    nothing_left,
+    options,
+    under_way,
+)
+from sweeps.search.remedies.base import Changes, Remedy, Step
+from sweeps.search.remedies.order import ALL, remedies_for
+
+__all__ = [
+    "ALL",
+    "Candidate",
+    "Changes",
+    "Expect",
+    "Grounds",
+    "Option",
+    "PlanOf",
+    "Remedy",
+    "Step",
+    "advise",
+    "known",
+    "nothing_left",
+    "options",
+    "remedies_for",
+    "under_way",
+]

@@ -1,0 +1,76 @@
+"""What a remedy is: a change of knobs that takes less memory, how, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sweeps.estimate.memory.share import shares
+from train_entry.contract import Engine, ModelShape, Plan, Scalar
+
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+Changes = Mapping[str, Scalar]  # knobs and their new values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One remedy applied to one plan."""
+
+    changes: Changes
+    how: str  # it takes less memory, in a few words; how much less, estimates say
+
+
+Apply = Callable[[Plan, ModelShape], Iterable[Step]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """One way to need less memory."""
+
+    name: str
+    explanation: str  # what it does, from the function's docstring
+    cost: str
+    is_minor: bool  # may save so little that no launch is worth it
+    apply: Apply
+
+    def __call__(self, plan: Plan, model: ModelShape) -> tuple[Step, ...]:
+        """Steps, of which the first that saves memory is meant; none where it was taken already."""
+        return tuple(self.apply(plan, model))
+
+
+def remedy(cost: str, is_minor: bool = False) -> Callable[[Apply], Remedy]:
+    """Make a remedy of a function that yields steps."""
+
+    def named(apply: Apply) -> Remedy:
+        explanation = " ".join((apply.__doc__ or "").split())
+        return Remedy(name=apply.__name__, explanation=explanation, cost=cost, is_minor=is_minor, apply=apply)
+
+    return named
+
+
+def stage(plan: Plan) -> int:
+    """The ZeRO stage in effect: 0 for ddp."""
+    return plan.zero.stage if plan.engine is Engine.DEEPSPEED else 0
+
+
+def parameters(plan: Plan, model: ModelShape) -> int:
+    """Of the fullest rank's part of the model, before ZeRO cuts it up."""
+    return round(max(share.parameters for share in shares(plan, model)))
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    if count <= 0:
+        return "nothing"
+    unit, name = next(((unit, name) for unit, name in UNITS if count >= unit), UNITS[-1])
+    scaled = count / unit
+    decimals = 0 if scaled >= 100 else 1 if scaled >= 10 else 2
+    return f"{scaled:.{decimals}f} {name}"
+
+
+def rounded_up(number: float) -> int:
+    """To two significant digits: the grid of sizes, on which repeats meet."""
+    unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    return math.ceil(number / unit) * unit

@@ -1,0 +1,37 @@
+"""What a remedy saves, and which memory would still be too small, by estimates before and after. Pure."""
+
+from __future__ import annotations
+
+from sweeps.search.remedies.base import Remedy, size
+from train_entry.contract import Estimate, FailureKind, Fit
+
+# What a saving of a minor remedy must come to for a launch to be worth it: our choice.
+WORTHWHILE_SHARE = 0.01  # of the peak
+WORTHWHILE_BYTES = 64 * 2**20
+
+
+def saved_bytes(kind: FailureKind, before: Estimate, after: Estimate) -> int:
+    """Of the memory that ran out. Where the peak stays, of what gaps between tensors take beside it."""
+    if kind is FailureKind.HOST_OOM:
+        return before.host_bytes - after.host_bytes
+    return before.peak_bytes - after.peak_bytes or before.needed_bytes - after.needed_bytes
+
+
+def is_worthwhile(remedy: Remedy, saved: int, before: Estimate) -> bool:
+    """Anything is, from what changes much; a buffer must be worth a launch."""
+    return saved >= (max(WORTHWHILE_BYTES, WORTHWHILE_SHARE * before.peak_bytes) if remedy.is_minor else 1)
+
+
+def saving_text(kind: FailureKind, saved: int) -> str:
+    where = "of the node's host memory" if kind is FailureKind.HOST_OOM else "a rank"
+    return f"saves about {size(saved)} {where}"
+
+
+def too_small(estimate: Estimate, device: str) -> frozenset[FailureKind]:
+    """How the plan is expected to fail: memory that it needs more of than there is, even at the median."""
+    if estimate.fit is not Fit.TOO_LARGE:
+        return frozenset()
+    is_host = estimate.host_limit_bytes is not None and estimate.host_bytes > estimate.host_limit_bytes
+    is_device = device == "cuda" and estimate.needed_bytes > estimate.limit_bytes
+    found = {FailureKind.HOST_OOM: is_host, FailureKind.GPU_OOM: is_device}
+    return frozenset(kind for kind, is_full in found.items() if is_full)

@@ -1,0 +1,278 @@
+"""Who proposes what to try next. The only module that imports optuna.
+
+Optuna lives in memory and is rebuilt from the ledger at each start: its journal does not survive a kill -9
+(a stale lock, a torn last line), and SQLite breaks on network filesystems.
+
+A knob is suggested only where it matters, after those that decide that. TPE models such spaces group by group
+of knobs that occur together. The GP models the knobs that all trials have, and takes the others at random.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from sweeps.config.schema import SearchConfig
+from sweeps.errors import ConfigError
+from sweeps.search.verdicts import Lesson
+from sweeps.space.dimensions import Choices, Dimension, Interval, Matters, Point, SearchSpace, always
+from train_entry.contract import Scalar
+
+# Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we
+# can list them, since each takes longer the more is known.
+LEAST_ASKED = 25
+LEAST_ASKED_OF_LISTED = 8
+MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
+MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
+
+Merit = Callable[[Point], float]  # how much a point is worth trying, by what is known of it otherwise
+Key = tuple[tuple[str, Scalar], ...]  # of a point
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A point nobody has tried, and the sampler's number for it."""
+
+    point: Point
+    number: int
+
+
+class Searcher:
+    """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        search: SearchConfig,
+        told: int = 0,
+        matters: Matters = always,
+        goals: int = 1,
+    ) -> None:
+        require_searchable(space, search)
+        self._space = space
+        self._matters = matters
+        self._size = space.size(matters)
+        self._is_grid = search.sampler == "grid"
+        # Another seed on each start: otherwise a resumed study would hear its first proposals again.
+        seed = search.seed + told
+        self._random = random.Random(seed)
+        self._study = optuna.create_study(
+            directions=["maximize"] * goals, sampler=_sampler(search, seed), pruner=_pruner(search)
+        )
+        self._goals = goals
+        self._seen: set[Key] = set()
+        self._open: dict[int, optuna.trial.Trial] = {}
+        self._worst: tuple[float, ...] | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        return self._size is not None
+
+    @property
+    def _is_listed(self) -> bool:
+        return self._size is not None and self._size <= MAX_ENUMERATED
+
+    def remember(self, lesson: Lesson) -> None:
+        """A lesson of an earlier start. Knobs that do not matter there are left out, here and below."""
+        point = self._space.reduce(lesson.point, self._matters)
+        self._mark(point)
+        trial = optuna.trial.create_trial(
+            state=TrialState.COMPLETE,
+            values=self._scores(lesson),
+            params=self._encode(point),
+            distributions={dim.key: _distribution(dim) for dim in self._space.dimensions if dim.key in point},
+            constraints=_constraints(lesson),
+        )
+        self._study.add_trial(trial)
+
+    def skip(self, point: Mapping[str, Scalar]) -> None:
+        """Never propose this point; it taught nothing."""
+        self._mark(self._space.reduce(point, self._matters))
+
+    def resume(self, point: Mapping[str, Scalar]) -> Proposal:
+        """A point that is being tried, or must be tried again."""
+        reduced = self._space.reduce(point, self._matters)
+        self._mark(reduced)
+        self._study.enqueue_trial(self._encode(reduced))
+        return Proposal(point=dict(point), number=self._ask().number)
+
+    def ask(self, merit: Merit | None = None, among: int = 1) -> Proposal | None:
+        """A new point, of several proposals the one with the most merit; None when there is none."""
+        found = self._proposals(1 if merit is None else among)
+        if merit is None or not found:
+            return next(iter(found), None)
+        best = max(found, key=lambda proposal: merit(proposal.point))
+        for proposal in found:
+            if proposal is not best:
+                self._seen.discard(_key(self._space.reduce(proposal.point, self._matters)))
+                self._forget(proposal.number)
+        return best
+
+    def _proposals(self, count: int) -> list[Proposal]:
+        """New points: the sampler's, and where it repeats itself, as it does in a small space, any others."""
+        found: list[Proposal] = []
+        least = LEAST_ASKED_OF_LISTED if self._is_listed else LEAST_ASKED
+        for _ in range(0 if self._is_grid else max(count, least)):
+            if len(found) == count or (self._size is not None and len(self._seen) >= self._size):
+                return found
+            proposal = self._ask()
+            if self._mark(proposal.point):
+                found.append(proposal)
+            else:
+                self._forget(proposal.number)
+        return found + [self.resume(point) for point in self._unseen(count - len(found))]
+
+    def is_new(self, point: Mapping[str, Scalar]) -> bool:
+        """Whether nobody has proposed the point."""
+        return _key(self._space.reduce(point, self._matters)) not in self._seen
+
+    def tell(self, proposal: Proposal, lesson: Lesson | None) -> None:
+        """What came of a proposal; None: nothing that the sampler should hear of."""
+        if lesson is None:
+            self._forget(proposal.number)
+            return
+        trial = self._open.pop(proposal.number)
+        for name, value in _constraints(lesson).items():
+            trial.set_constraint(name, value)
+        if lesson.is_pruned and self._goals == 1:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, self._scores(lesson))
+
+    def falls_behind(self, proposal: Proposal, step: int, score: float) -> bool:
+        """Whether the pruner would end a running trial that stands so at a step. For a single goal."""
+        trial = self._open.get(proposal.number)
+        if trial is None or self._goals > 1:
+            return False
+        trial.report(score, step)
+        return bool(trial.should_prune())
+
+    def _forget(self, number: int) -> None:
+        self._study.tell(self._open.pop(number), state=TrialState.FAIL)  # invisible to samplers
+
+    def _ask(self) -> Proposal:
+        with warnings.catch_warnings():  # experimental samplers, and dimensions they sample independently
+            warnings.simplefilter("ignore")
+            trial = self._study.ask()
+            point = self._space.build(lambda dim: _suggested(trial, dim), self._matters)
+        self._open[trial.number] = trial
+        return Proposal(point=point, number=trial.number)
+
+    def _unseen(self, count: int) -> list[Point]:
+        """The next points of a grid, or any unknown ones."""
+        if not self._is_listed:
+            drawn = (self._space.draw(self._random, self._matters) for _ in range(MAX_DRAWS))
+            unknown = {_key(point): point for point in drawn if _key(point) not in self._seen}
+            return list(itertools.islice(unknown.values(), count))
+        unseen = (point for point in self._space.points(self._matters) if _key(point) not in self._seen)
+        if self._is_grid:
+            return list(itertools.islice(unseen, count))
+        points = list(unseen)
+        return self._random.sample(points, min(count, len(points)))
+
+    def _scores(self, lesson: Lesson) -> tuple[float, ...]:
+        """FAIL is invisible to samplers, and the GP ignores PRUNED too: so a bad point gets a bad value."""
+        if lesson.scores is None:
+            return self._worst if self._worst is not None else (0.0,) * self._goals
+        worst = self._worst or lesson.scores
+        self._worst = tuple(map(min, worst, lesson.scores))
+        return lesson.scores
+
+    def _mark(self, point: Point) -> bool:
+        """Whether the point was new."""
+        known = len(self._seen)
+        self._seen.add(_key(point))
+        return len(self._seen) > known
+
+    def _encode(self, point: Point) -> dict[str, Any]:
+        return {dim.key: _encode(dim, point[dim.key]) for dim in self._space.dimensions if dim.key in point}
+
+
+def _key(point: Point) -> Key:
+    """Its knobs and values in the order of the space, so that an absent knob differs from any value."""
+    return tuple(point.items())
+
+
+def require_searchable(space: SearchSpace, search: SearchConfig) -> None:
+    """Raise ConfigError where the sampler cannot search the space."""
+    if search.sampler == "grid" and not space.is_finite:
+        raise ConfigError("search=grid needs a finite space; replace intervals by choices or ranges")
+
+
+def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ExperimentalWarning
+        if search.sampler == "gp":
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=search.startup_trials)
+        if search.sampler == "tpe":
+            return optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=search.startup_trials, multivariate=True, group=True
+            )
+        if search.sampler == "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.startup_trials))
+        return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _pruner(search: SearchConfig) -> BasePruner:
+    """Who compares a running trial's loss with that of others at the same step."""
+    startup = search.startup_trials
+    makers: dict[str, Callable[[], BasePruner]] = {
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
+        "percentile": lambda: optuna.pruners.PercentilePruner(25.0, n_startup_trials=startup),
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "wilcoxon": optuna.pruners.WilcoxonPruner,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ExperimentalWarning
+        return makers.get(search.pruner, optuna.pruners.NopPruner)()
+
+
+def _distribution(dimension: Dimension) -> IntDistribution | FloatDistribution | CategoricalDistribution:
+    found = dimension.range
+    if isinstance(found, Interval):
+        if found.integral and found.high - found.low <= MAX_ENUMERATED:
+            return IntDistribution(int(found.low), int(found.high), log=found.log)
+        # Wider ones as real numbers, snapped when proposed: the GP lists every integer of an IntDistribution.
+        return FloatDistribution(found.low, found.high, log=found.log)
+    if found.is_ordinal:  # as positions: 1, 2, 4, 8 are then equally far apart
+        return IntDistribution(0, len(found.values) - 1)
+    return CategoricalDistribution(found.values)
+
+
+def _suggested(trial: optuna.trial.Trial, dimension: Dimension) -> Scalar:
+    """Snapped at once: what is suggested next may depend on it."""
+    match _distribution(dimension):
+        case IntDistribution(low=low, high=high, log=log):
+            value: Any = trial.suggest_int(dimension.key, low, high, log=log)
+        case FloatDistribution(low=low, high=high, log=log):
+            value = trial.suggest_float(dimension.key, low, high, log=log)
+        case CategoricalDistribution(choices=choices):
+            value = trial.suggest_categorical(dimension.key, choices)
+    return dimension.snap(_decode(dimension, value))
+
+
+def _encode(dimension: Dimension, value: Scalar) -> Scalar:
+    found = dimension.range
+    return found.values.index(value) if isinstance(found, Choices) and found.is_ordinal else value
+
+
+def _decode(dimension: Dimension, value: Any) -> Scalar:
+    found = dimension.range
+    decoded: Scalar = found.values[value] if isinstance(found, Choices) and found.is_ordinal else value
+    return decoded
+
+
+def _constraints(lesson: Lesson) -> dict[str, float]:
+    return {"legal": lesson.legal, "memory": lesson.memory, "trained": lesson.trained}

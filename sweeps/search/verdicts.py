@@ -1,0 +1,108 @@
+"""What a closed trial means: for its retry, and for the sampler. Pure, and total over every way to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sweeps.space.dimensions import Point
+from train_entry.contract import Failure, FailureKind, Goal, Measurement, Outcome, State, TimingEnd, Trial
+
+
+class Verdict(StrEnum):
+    """What we do about a failure."""
+
+    LEARN = "learn"  # it tells of the plan: the sampler hears of it
+    RETRY = "retry"  # it tells nothing of the plan: a new attempt, while retries are left; then drop
+    DROP = "drop"  # it may tell of the plan, but not what: kept on record, not told to the sampler
+
+
+VERDICTS: dict[FailureKind, Verdict] = {
+    FailureKind.INFEASIBLE: Verdict.LEARN,
+    FailureKind.GPU_OOM: Verdict.LEARN,
+    FailureKind.HOST_OOM: Verdict.LEARN,
+    FailureKind.DIVERGED: Verdict.LEARN,
+    FailureKind.TIMED_OUT: Verdict.LEARN,
+    FailureKind.BAD_CONFIG: Verdict.DROP,
+    FailureKind.HUNG: Verdict.DROP,
+    FailureKind.CRASHED: Verdict.DROP,
+    FailureKind.PEER_LOST: Verdict.RETRY,
+    FailureKind.PREEMPTED: Verdict.RETRY,
+    FailureKind.NODE_LOST: Verdict.RETRY,
+    FailureKind.COMMS: Verdict.RETRY,
+    FailureKind.CANCELLED: Verdict.RETRY,
+}
+
+# Out of memory is a property of the plan, as if the gate had refused it: infeasible, not failed.
+_INFEASIBLE = (FailureKind.INFEASIBLE, FailureKind.GPU_OOM, FailureKind.HOST_OOM)
+
+
+def state_of(outcome: Outcome) -> State:
+    """The state a trial closes in."""
+    match outcome:
+        case Measurement(ended=TimingEnd.FUTILE | TimingEnd.ASKED):
+            return State.STOPPED
+        case Measurement():
+            return State.SUSPECT if outcome.is_suspect else State.MEASURED
+        case Failure(kind=FailureKind.CANCELLED):
+            return State.CANCELLED
+        case Failure(kind=kind):
+            return State.INFEASIBLE if kind in _INFEASIBLE else State.FAILED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """What the sampler hears of a point.
+
+    Constraints are zero or less where they hold. Each lesson carries all of them: samplers compare trials
+    constraint by constraint, and refuse differing sets.
+    """
+
+    point: Point
+    scores: tuple[float, ...] | None  # of each goal, larger is better; None: as bad as the worst seen
+    legal: float
+    memory: float
+    trained: float  # it ran, in time, to a finite loss
+    is_pruned: bool = False  # it fell behind others of as many steps, and was ended
+
+
+HOLDS, BROKEN = -1.0, 1.0
+LEAST = 0.01  # of a constraint that is known to hold or not, whatever the estimate says
+
+
+def lesson(trial: Trial, goals: Sequence[Goal]) -> Lesson | None:
+    """What a closed trial teaches; None: nothing, the sampler must not hear of it."""
+    point, outcome = dict(trial.values), trial.outcome
+    if trial.state is State.REJECTED:
+        return Lesson(point=point, scores=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
+    if isinstance(outcome, Measurement):
+        return Lesson(
+            point=point,
+            scores=_scores(outcome, goals),
+            legal=HOLDS,
+            memory=min(-LEAST, _excess(trial, HOLDS)),
+            trained=HOLDS,
+            is_pruned=outcome.ended is TimingEnd.ASKED,
+        )
+    if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.LEARN:
+        return None
+    fits = outcome.kind not in _INFEASIBLE
+    return Lesson(
+        point=point,
+        scores=None,
+        legal=HOLDS,
+        memory=min(-LEAST, _excess(trial, HOLDS)) if fits else max(LEAST, _excess(trial, BROKEN)),
+        trained=BROKEN if fits else HOLDS,
+    )
+
+
+def _scores(seen: Measurement, goals: Sequence[Goal]) -> tuple[float, ...] | None:
+    values = [goal.value(seen) for goal in goals]
+    scores = [goal.score(value) for goal, value in zip(goals, values, strict=True) if value is not None]
+    return tuple(scores) if len(scores) == len(goals) else None
+
+
+def _excess(trial: Trial, otherwise: float) -> float:
+    """How far a plan needs more than there is; `otherwise`: without an estimate."""
+    return trial.estimate.excess if trial.estimate else otherwise

@@ -1,0 +1,372 @@
+"""What a person sees while a study runs: a live table on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.search.ranking import contenders, value_of
+from train_entry.contract import (
+    Advice,
+    Failure,
+    FailureKind,
+    Goal,
+    Measurement,
+    MemoryKind,
+    Origin,
+    Outcome,
+    Phase,
+    Scalar,
+    State,
+    StudyRecord,
+    Trial,
+)
+from train_entry.contract.study.goal_text import goal_text
+
+SHOWN_TRIALS = 15
+SHOWN_REFUSED = 2  # at once, with a line each, in a log
+WAITING = "waits to begin"
+LONG_WAIT_S = 10.0  # worth a line in a log
+_LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
+_NONE_YET = Goal(name="tokens_per_s_per_gpu")  # before a display is started
+_SHOWN_ANYWAY = ("tokens_per_s_per_gpu", "peak_bytes", "loss")  # goals that each line of a trial tells
+
+
+class Reached(NamedTuple):
+    """How far a running trial has come, by its heartbeat."""
+
+    phase: Phase
+    step: int
+    of_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where the study stands. Limits are totals over all its runs; None: no such limit."""
+
+    launched: int  # trials, running ones included
+    elapsed_s: float
+    limit_trials: int | None = None
+    limit_s: float | None = None
+    parallel: int = 1  # trials at once
+    running: Mapping[int, Reached] = field(default_factory=dict)  # trial number to its heartbeat
+    waiting: frozenset[int] = frozenset()  # trials that were submitted and have not begun: a queue is long
+
+
+class Display(Protocol):
+    """Told by the loop, reads nothing. Every method may be called at any time."""
+
+    def start(self, study: StudyRecord) -> None: ...
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None: ...
+    def message(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def make_display(stream: TextIO) -> Display:
+    """The live table where the stream can show one."""
+    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+        return LiveDisplay(Console(file=stream, highlight=False))
+    return PlainDisplay(stream)
+
+
+class LiveDisplay:
+    """A table that is redrawn in place, and gone at the end: the ranked table follows it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._goal = _NONE_YET
+
+    def start(self, study: StudyRecord) -> None:
+        self._goal = study.goal
+        self.message(_headline(study))
+        self._live.start()
+
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+        self._live.update(self.frame(trials, progress))
+
+    def message(self, text: str) -> None:
+        self._console.print(Text(_printable(text)))  # above the table, where it stays
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def frame(self, trials: Sequence[Trial], progress: Progress) -> Group:
+        """The table, cut to what the terminal has room for, and a status line."""
+        best = best_trial(trials, self._goal)
+        room = max(1, min(SHOWN_TRIALS, self._console.height - _LINES_BESIDE_TRIALS))
+        status = Text(_status(trials, progress, best, self._goal), no_wrap=True, overflow="ellipsis")
+        return Group(_live_table(_worth_showing(trials, best, room), progress, best), status)
+
+
+class PlainDisplay:
+    """One line per change of a trial's state; no control characters, so that a log stays readable."""
+
+    def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.time) -> None:
+        self._stream = stream
+        self._now_s = now_s
+        self._started_at = 0.0
+        self._elapsed_s = 0.0
+        self._goal = _NONE_YET
+        self._states: dict[int, State] = {}
+        self._waiting: dict[int, float] = {}  # since when
+
+    def start(self, study: StudyRecord) -> None:
+        self._goal = study.goal
+        self._started_at = self._now_s()
+        self.message(_headline(study))
+
+    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+        self._elapsed_s = progress.elapsed_s
+        best = best_trial(trials, self._goal)
+        changed = [trial for trial in trials if self._states.get(trial.number) is not trial.state]
+        self._states.update((trial.number, trial.state) for trial in changed)
+        earlier = [trial for trial in changed if self._is_history(trial)]
+        if earlier:
+            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best, self._goal)}")
+        new = [trial for trial in changed if trial not in earlier]
+        refused = [trial for trial in new if _is_refused(trial)]
+        if len(refused) > SHOWN_REFUSED:
+            self.message(_refusals(refused))
+            new = [trial for trial in new if not _is_refused(trial)]
+        for trial in new:
+            event = _event(trial, self._goal, trial is best)
+            self.message(f"trial {trial.number:04d} {_knobs(trial)}{_from(trial)}: {event}")
+        self._tell_begun(trials, progress.waiting)
+
+    def _tell_begun(self, trials: Sequence[Trial], waiting: frozenset[int]) -> None:
+        """Queues are long: when a trial's wait is over, unless that was soon."""
+        now_s = self._now_s()
+        for trial in trials:
+            since_s = self._waiting.get(trial.number, now_s)
+            if trial.number not in waiting and now_s - since_s >= LONG_WAIT_S and _is_under_way(trial):
+                self.message(f"trial {trial.number:04d} begins after a wait of {_duration(now_s - since_s)}")
+        self._waiting = {number: self._waiting.get(number, now_s) for number in waiting}
+
+    def message(self, text: str) -> None:
+        print(f"[{self._elapsed_s:5.1f} s] {_printable(text)}", file=self._stream, flush=True)
+
+    def stop(self) -> None:
+        pass
+
+    def _is_history(self, trial: Trial) -> bool:
+        return trial.closed_at is not None and trial.closed_at < self._started_at
+
+
+def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
+    """The best that can win, with a finite loss; of equals the first."""
+    sound = [trial for trial in trials if _is_sound(trial.outcome)]
+    return next((trial for _, trial in contenders(sound, goal)), None)
+
+
+def eta_s(trials: Sequence[Trial], progress: Progress) -> float | None:
+    """Seconds until a limit ends the study, judged by the trials that were launched and have ended."""
+    left_s = None if progress.limit_s is None else max(0.0, progress.limit_s - progress.elapsed_s)
+    durations_s = [
+        trial.closed_at - trial.created_at
+        for trial in trials
+        if trial.attempts and trial.state.is_closed and trial.closed_at is not None
+    ]
+    if progress.limit_trials is None or not durations_s:
+        return left_s
+    remaining = max(0, progress.limit_trials - _done(trials, progress))
+    needed_s = fmean(durations_s) * remaining / progress.parallel
+    return needed_s if left_s is None else min(needed_s, left_s)
+
+
+def _is_refused(trial: Trial) -> bool:
+    """Not launched, since by its estimate it cannot fit."""
+    is_estimated = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.INFEASIBLE
+    return is_estimated and trial.state is State.INFEASIBLE
+
+
+def _is_sound(outcome: Outcome | None) -> bool:
+    return isinstance(outcome, Measurement) and math.isfinite(outcome.loss)
+
+
+def _done(trials: Sequence[Trial], progress: Progress) -> int:
+    return progress.launched - sum(trial.state is State.RUNNING for trial in trials)
+
+
+def _worth_showing(trials: Sequence[Trial], best: Trial | None, room: int) -> list[Trial]:
+    """The best, what runs, and the latest of the others, in the order of their numbers."""
+
+    def interest(trial: Trial) -> tuple[bool, bool, bool, int]:
+        return trial is not best, trial.state is not State.RUNNING, _is_refused(trial), -trial.number
+
+    return sorted(sorted(trials, key=interest)[:room], key=lambda trial: trial.number)
+
+
+def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> Table:
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("trial", no_wrap=True, justify="right")
+    table.add_column("state", no_wrap=True)
+    table.add_column("knobs", no_wrap=True, overflow="ellipsis", ratio=1)
+    for header in ("tokens/s/GPU", "memory", "loss"):
+        table.add_column(header, no_wrap=True, justify="right")
+    for trial in trials:
+        speed, memory, loss = _figures(trial)
+        is_waiting = trial.number in progress.waiting
+        state = WAITING if is_waiting else _live_state(trial, progress.running.get(trial.number))
+        mark, knobs = "*" if trial is best else "", _knobs(trial, brief=True) + _from(trial)
+        cells = (mark, f"{trial.number:04d}", state, knobs, speed, memory, loss)
+        style = "bold green" if trial is best else "dim" if isinstance(trial.outcome, Failure) else ""
+        table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
+    return table
+
+
+def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
+    if reached is not None and _is_under_way(trial):
+        phase, step, of_steps = reached
+        word = "again" if _is_repeated(trial) else "running"
+        return f"{word} {phase}" if phase.is_startup else f"{word} {phase} {step}/{of_steps}"
+    return _state(trial)
+
+
+def _is_under_way(trial: Trial) -> bool:
+    return trial.state is State.RUNNING or _is_repeated(trial)
+
+
+def _is_repeated(trial: Trial) -> bool:
+    """Measured again, now."""
+    return bool(trial.repeats) and trial.repeats[-1].outcome is None
+
+
+def _state(trial: Trial) -> str:
+    if _is_refused(trial):
+        return f"{trial.state} estimated"
+    if isinstance(trial.outcome, Failure) and trial.outcome.kind.value != trial.state.value:
+        return f"{trial.state} {trial.outcome.kind}"
+    return f"{trial.state}" if trial.reused_from is None else f"{trial.state} {trial.reused_from:04d}"
+
+
+def _figures(trial: Trial) -> tuple[str, str, str]:
+    """Throughput, memory and loss; blank where there is no measurement, ~ where there is an estimate."""
+    seen = trial.outcome
+    if trial.estimate and _is_refused(trial):
+        return "", f"~{trial.estimate.peak_bytes / 2**30:.2f} GiB", ""
+    if not isinstance(seen, Measurement):
+        return "", "", ""
+    speed = seen.tokens_per_s_per_gpu
+    kind = " RSS" if seen.memory_kind is MemoryKind.HOST_RSS else ""
+    return (
+        f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
+        f"{seen.peak_bytes / 2**30:.2f} GiB{kind}",
+        f"{seen.loss:.3f}",
+    )
+
+
+def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None, goal: Goal) -> str:
+    limit = "" if progress.limit_trials is None else f"/{progress.limit_trials}"
+    hours = "" if progress.limit_s is None else f" of {_duration(progress.limit_s)}"
+    eta = eta_s(trials, progress)
+    parts = [
+        f"{_done(trials, progress)}{limit} trials",
+        *([f"{refused} not launched: cannot fit"] if (refused := sum(map(_is_refused, trials))) else []),
+        f"{_duration(progress.elapsed_s)}{hours}",
+        *([] if eta is None else [f"ETA {_duration(eta)}"]),
+        _best_so_far(best, goal),
+    ]
+    return "\n" + "  |  ".join(parts)
+
+
+def _best_so_far(best: Trial | None, goal: Goal) -> str:
+    value = value_of(best, goal) if best else None
+    return (
+        "no best yet"
+        if best is None or value is None
+        else f"best {best.number:04d}: {goal_text(goal, value)}"
+    )
+
+
+def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
+    """What has become of a trial, in one line."""
+    state, outcome = _state(trial), trial.outcome
+    if _is_refused(trial):
+        return f"not launched, cannot fit: {_why(trial)} (estimated)"
+    if isinstance(outcome, Failure):
+        advice = f"; next try {_changes(trial.advice)}" if trial.advice else ""
+        return f"{state}: {outcome.message}{advice}"
+    if isinstance(outcome, Measurement):
+        speed, memory, loss = _figures(trial)
+        value = None if goal.name in _SHOWN_ANYWAY else goal.value(outcome)
+        sought = "" if value is None else f", {goal_text(goal, value)}"
+        why = f": cannot win, {outcome.spared_steps} steps spared" if trial.state is State.STOPPED else ""
+        numbers = f"{speed} tokens/s/GPU, {memory}, loss {loss}{sought}"
+        return f"{state} {numbers}{why}{' (best)' if is_best else ''}"
+    return f"{state}: {'; '.join(reason.text for reason in trial.reasons)}" if trial.reasons else state
+
+
+def _refusals(trials: Sequence[Trial]) -> str:
+    """Many plans that were not launched, in one line."""
+    first = trials[0]
+    such_as = f"such as trial {first.number:04d} {_knobs(first)}: {_why(first)}"
+    return f"not launched: {len(trials)} plans that cannot fit, estimated; {such_as}"
+
+
+def _why(trial: Trial) -> str:
+    """There is too little of what, with the numbers."""
+    message = trial.outcome.message if isinstance(trial.outcome, Failure) else ""
+    return trial.estimate.why if trial.estimate else message
+
+
+def _changes(advice: Advice) -> str:
+    return " ".join(f"{knob}={as_typed(value)}" for knob, value in advice.changes.items())
+
+
+def _knobs(trial: Trial, brief: bool = False) -> str:
+    """`zero2 micro_batch=4`: the strategy, then the other knobs that vary; brief: by their last word."""
+    strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
+    others = (
+        f"{knob.rpartition('.')[2] if brief else knob}={as_typed(value)}"
+        for knob, value in trial.values.items()
+        if knob != "strategy"
+    )
+    return " ".join((str(strategy), *others)).strip()
+
+
+def _from(trial: Trial) -> str:
+    """Of a trial that one would have tried by hand; empty of all others."""
+    if trial.is_yardstick:
+        return " (yardstick)"
+    if trial.origin is Origin.REMEDY and trial.parent is not None:
+        return f" (remedy of {trial.parent:04d})"
+    return f" (ladder: {trial.rung})" if trial.rung else ""
+
+
+def as_typed(value: Scalar) -> str:
+    """A knob's value as one would type it: true, null, 5e8."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str):
+        return value
+    if abs(value) < 1e5 or float(f"{value:.3g}") != value:
+        return str(value).removesuffix(".0")
+    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+
+
+def _headline(study: StudyRecord) -> str:
+    over = f" over {', '.join(study.dimensions)}" if study.dimensions else ""
+    sought = ", then ".join(goal.name for goal in study.goals or (study.goal,))
+    return f"study {study.name}: {sought} of {study.model.name}{over}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

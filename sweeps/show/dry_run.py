@@ -1,0 +1,160 @@
+"""The plans of a space, legal or not and why, and what is expected of each. Launches and writes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sweeps.plan.resolve import Planned, Rejection
+from sweeps.plan.warnings import Caution, cautions
+from sweeps.space.dimensions import Matters, Point, SearchSpace
+from train_entry.contract import Estimate, Fit, Goal, Plan, Reason, Scalar
+
+MAX_LISTED = 3000  # points; a larger space is sampled
+PLACES = {Fit.FITS: 0, Fit.BORDERLINE: 1, Fit.TOO_LARGE: 2}
+
+EstimatePlan = Callable[[Plan], Estimate]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegalPoint:
+    """A point that would run, and what is expected of it."""
+
+    number: int  # within the listing: 1 is the best
+    point: Point
+    plan: Plan
+    estimate: Estimate
+    overrides: tuple[str, ...]  # `python sweep.py <overrides>` runs it alone
+    same_as: int | None  # one before it that would run the very same job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenRule:
+    """A rule, and how many points break it."""
+
+    count: int
+    example: Reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wasteful:
+    """A caution, and how many legal points give reason for it."""
+
+    count: int
+    example: Caution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The points of a space that were looked at: all of a small one, a sample of a large one."""
+
+    knobs: tuple[str, ...]  # that vary
+    legal: tuple[LegalPoint, ...]  # the best first
+    broken: tuple[BrokenRule, ...]  # the most frequent first; a point may break several
+    wasteful: tuple[Wasteful, ...]  # the most frequent first
+    looked_at: int
+    points: int | None  # of the space; None: infinitely many
+    seed: int  # of the sample
+    goal: Goal  # by which plans that fit are ordered
+    basis: str = ""  # one line: how the estimates were made
+
+    @property
+    def distinct(self) -> int:
+        """How many different jobs the legal points are."""
+        return sum(found.same_as is None for found in self.legal)
+
+    def count(self, fit: Fit) -> int:
+        """How many legal points have this verdict."""
+        return sum(found.estimate.fit is fit for found in self.legal)
+
+
+def list_plans(
+    space: SearchSpace,
+    plan: Callable[[Mapping[str, Scalar]], Planned],
+    matters: Matters,
+    seed: int,
+    estimate: EstimatePlan,
+    goal: Goal,
+    basis: str = "",
+) -> Listing:
+    """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed.
+
+    Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then
+    those that are too large, the least of them first.
+    """
+    points = _chosen(space, random.Random(seed), matters)
+    planned = [(point, plan(point)) for point in points]
+    legal = _legal(planned, lru_cache(maxsize=None)(estimate), goal)
+    return Listing(
+        knobs=tuple(dimension.key for dimension in space.dimensions),
+        legal=legal,
+        broken=_broken(found.plan for _, found in planned),
+        wasteful=_wasteful(found.plan for found in legal),
+        looked_at=len(points),
+        points=space.size(matters),
+        seed=seed,
+        goal=goal,
+        basis=basis,
+    )
+
+
+def _chosen(space: SearchSpace, source: random.Random, matters: Matters) -> list[Point]:
+    if space.is_finite:
+        return space.sample(MAX_LISTED, source, matters)
+    corners = space.ends.sample(MAX_LISTED // 2, source, matters)
+    drawn = space.sample(MAX_LISTED - len(corners), source, matters)
+    return list({tuple(point.items()): point for point in (*corners, *drawn)}.values())
+
+
+def _legal(
+    planned: Iterable[tuple[Point, Planned]], estimate: EstimatePlan, goal: Goal
+) -> tuple[LegalPoint, ...]:
+    found = [
+        (point, one, one.plan, estimate(one.plan))
+        for point, one in planned
+        if not isinstance(one.plan, Rejection)
+    ]
+    found.sort(key=lambda each: _merit(each[3], goal))
+    first: dict[str | None, int] = {}
+    legal = []
+    for number, (point, one, plan, expected) in enumerate(found, start=1):
+        same_as = first.setdefault(one.fingerprint, number)
+        legal.append(
+            LegalPoint(
+                number=number,
+                point=point,
+                plan=plan,
+                estimate=expected,
+                overrides=one.overrides,
+                same_as=None if same_as == number else same_as,
+            )
+        )
+    return tuple(legal)
+
+
+def _merit(estimate: Estimate, goal: Goal) -> tuple[int, float]:
+    """The smaller, the better."""
+    if estimate.fit is Fit.TOO_LARGE:
+        return PLACES[estimate.fit], estimate.excess
+    value = goal.value(estimate)  # estimates know no loss: then by speed
+    return PLACES[estimate.fit], -estimate.tokens_per_s_per_gpu if value is None else -goal.score(value)
+
+
+def _broken(plans: Iterable[Plan | Rejection]) -> tuple[BrokenRule, ...]:
+    examples: dict[str, list[Reason]] = {}
+    for plan in plans:
+        for reason in plan.reasons if isinstance(plan, Rejection) else ():
+            examples.setdefault(reason.rule, []).append(reason)
+    by_count = sorted(examples.values(), key=len, reverse=True)
+    return tuple(BrokenRule(count=len(reasons), example=reasons[0]) for reasons in by_count)
+
+
+def _wasteful(plans: Iterable[Plan]) -> tuple[Wasteful, ...]:
+    examples: dict[str, list[Caution]] = {}
+    for plan in plans:
+        for caution in cautions(plan):
+            examples.setdefault(caution.name, []).append(caution)
+    by_count = sorted(examples.values(), key=len, reverse=True)
+    return tuple(Wasteful(count=len(found), example=found[0]) for found in by_count)

@@ -1,0 +1,103 @@
+"""What an estimate says, in words and figures: for a dry run, `ledger` and `why`. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from sweeps.config.schema import GateConfig
+from sweeps.estimate.fit import Room
+from sweeps.estimate.hardware import Hardware
+from train_entry.contract import Estimate, Fit
+
+GIB = 2**30
+FIT_WORDS = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
+# The components of an estimate by what they are parts of; what stands nowhere here is `other`.
+GROUPS = {
+    "weights": ("weights", "second weights", "gathered weights", "cast weights"),
+    "optimizer": ("master weights", "moments", "optimizer temporaries"),
+    "gradients": (
+        "gradients",
+        "accumulated gradients",
+        "gradients for the step",
+        "gradient copies",
+        "gradients of the part",
+    ),
+    "activations": ("activations", "block inputs", "backward", "pipeline buffers"),
+    "logits": ("logits",),
+    "buffers": ("buckets", "offload buffer", "reduction copy", "workspace"),
+}
+OTHER = "other"
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def gib(count: float) -> str:
+    """Bytes as GiB, without the unit."""
+    return f"{count / GIB:,.2f}"
+
+
+def by_group(components: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by group, those of none as `other`; a group of nothing is absent."""
+    found = dict.fromkeys([*GROUPS, OTHER], 0)
+    for name, count in components.items():
+        found[_GROUP_OF.get(name, OTHER)] += count
+    return {group: count for group, count in found.items() if count}
+
+
+def biggest(components: Mapping[str, int]) -> str:
+    """`activations 12.10, optimizer 5.01`: components in GiB, the largest first; none that would be 0.00."""
+    ordered = sorted(components.items(), key=lambda part: -part[1])
+    shown = [part for part in ordered if gib(part[1]) != "0.00"] or ordered[:1]
+    return ", ".join(f"{name} {gib(count)}" for name, count in shown)
+
+
+def limit_bytes(estimate: Estimate) -> int | None:
+    """What a rank may use; None where nobody knows."""
+    return estimate.limit_bytes if estimate.limit_bytes < sys.maxsize else None
+
+
+def shortfall(estimate: Estimate) -> str:
+    """What there is too little of, as briefly as it goes; empty where all fits."""
+    parts = estimate.why.split("; ") if estimate.why else []
+    over_bytes = estimate.needed_bytes - estimate.limit_bytes
+    if over_bytes > 0 and parts:  # the gate says that of the device first
+        parts[0] = f"{gib(over_bytes)} GiB too much ({estimate.phase})"
+    return "; ".join(parts)
+
+
+def speed(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
+
+
+def basis(hardware: Hardware, room: Room, gate: GateConfig, observations: int) -> str:
+    """One line: what the estimates were made of, and what they are compared with."""
+    return "; ".join((_learned(observations), _card(hardware), _limit(room), _margin(gate)))
+
+
+def _learned(observations: int) -> str:
+    if not observations:
+        return "cold, nothing measured yet"
+    return f"learned from {observations} trial{'s' * (observations > 1)}"
+
+
+def _card(hardware: Hardware) -> str:
+    if hardware.is_cpu:
+        return "CPU: figures of a usual core"
+    if hardware.is_known:
+        return f"{hardware.name}: its data sheet"
+    return f"{hardware.name} is not known here: figures of a card like it"
+
+
+def _limit(room: Room) -> str:
+    if room.is_host:
+        if room.host_bytes is None:
+            return "no limit: the host's memory is not known"
+        return f"limit {gib(room.host_bytes)} GiB a node, the host's memory, which its ranks share"
+    limit = f"limit {gib(room.device_bytes - room.headroom_bytes)} GiB a rank, {room.what}"
+    return f"{limit}, CUDA's context {'counted' if room.counts_context else 'not counted'}"
+
+
+def _margin(gate: GateConfig) -> str:
+    return f"needed: the peak, with gaps and a margin that suffices in {gate.quantile:.1%} of cases".replace(
+        ".0%", "%"
+    )

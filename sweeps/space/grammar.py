@@ -1,0 +1,231 @@
+"""Sweep overrides, in Hydra's own grammar, to dimensions. Nothing is sampled that was not checked here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, QuotedString, RangeSweep
+
+from sweeps.config import validate
+from sweeps.config.compose import Composer, one_line
+from sweeps.config.fields import FIELDS, FREE_KEYS, under
+from sweeps.config.schema import STUDY_KEYS
+from sweeps.errors import ConfigError
+from sweeps.space.conditions import CONDITIONS, decision_rank
+from sweeps.space.dimensions import Choices, Dimension, Interval, Matters, Point, SearchSpace, powers_of_two
+from train_entry.contract import Scalar
+
+KNOWN_TAGS = frozenset({"log"})
+NAMING_KEYS = ("study", "studies_dir", "objective", "space")  # of the free ones: another makes another study
+MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another matters in any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a command line asks: everything that is fixed, and what varies."""
+
+    composer: Composer  # holds the fixed overrides
+    space: SearchSpace
+    asked: frozenset[str]  # knobs that the command line itself says to vary; a space file adds others
+
+
+def read_request(arguments: Sequence[str], composer: Composer) -> Request:
+    """Split a command line into what is fixed and what varies, each value checked by composing it once.
+
+    A sweep override defines or replaces its knob's dimension, a plain one pins it. The default space counts
+    only where the command line neither sweeps nor chooses a space. Raises ConfigError, all problems at once.
+    """
+    overrides = _parse(arguments, composer)
+    swept = [override for override in overrides if override.is_sweep_override()]
+    fixed = [override for override in overrides if not override.is_sweep_override()]
+    composer = composer.with_fixed([str(override.input_line) for override in fixed])
+    _refuse_bad_keys(swept, composer)
+    asked = {override.key_or_group: override for override in swept}
+    pinned = {override.key_or_group for override in fixed}
+    if both := sorted(pinned & set(asked)):
+        raise ConfigError([f"{key}: both swept and set to one value; leave one of them out" for key in both])
+    if not swept or pinned & {"space", "experiment"} or any(key.startswith("space.") for key in pinned):
+        for override in _from_space_files(composer):
+            if override.key_or_group not in pinned:
+                asked.setdefault(override.key_or_group, override)
+    named = {override.key_or_group for override in swept}
+    named |= {key.removeprefix("space.") for key in pinned if key.startswith("space.")}
+    space = SearchSpace(dimensions=_dimensions(asked, composer))
+    return Request(composer=composer, space=space, asked=frozenset(named))
+
+
+def without_idle(request: Request, matters: Matters) -> Request:
+    """The request without dimensions that change nothing anywhere in its space.
+
+    Raises ConfigError where the command line itself asks for one.
+    """
+    conditional = [dim.key for dim in request.space.dimensions if dim.key in CONDITIONS]
+    corners = _deciding_corners(request.space, matters) if conditional else []
+    idle = [key for key in conditional if not any(matters(key, corner) for corner in corners)]
+    if asked := [key for key in idle if key in request.asked]:
+        raise ConfigError(
+            [
+                f"{key}: changes nothing in this space: matters only with {CONDITIONS[key].text}"
+                for key in asked
+            ]
+        )
+    kept = tuple(dim for dim in request.space.dimensions if dim.key not in idle)
+    return dataclasses.replace(request, space=SearchSpace(dimensions=kept))
+
+
+def _deciding_corners(space: SearchSpace, matters: Matters) -> list[Point]:
+    deciding = tuple(dim for dim in space.dimensions if math.isfinite(decision_rank(dim.key)))
+    return SearchSpace(dimensions=deciding).ends.sample(MAX_CORNERS, random.Random(0), matters)
+
+
+def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
+    """The knobs that a command line sets to one value each, study-level keys left out."""
+    return {
+        override.key_or_group: _scalar(override.value())
+        for override in _parse(arguments, composer)
+        if not override.is_sweep_override()
+        and not override.is_delete()
+        and override.key_or_group.partition(".")[0] not in STUDY_KEYS
+        and not isinstance(override.value(), dict)
+    }
+
+
+def _parse(lines: Sequence[str], composer: Composer) -> list[Override]:
+    with one_line():
+        return OverridesParser.create(config_loader=composer.loader).parse_overrides(list(lines))
+
+
+def _from_space_files(composer: Composer) -> list[Override]:
+    lines = [f"{key}={text}" for key, text in composer.space().items()]
+    overrides = _parse(lines, composer)
+    _refuse_bad_keys(overrides, composer)
+    return overrides
+
+
+def _refuse_bad_keys(overrides: Sequence[Override], composer: Composer) -> None:
+    problems = [text for override in overrides if (text := _bad_key(override, composer))]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _bad_key(override: Override, composer: Composer) -> str | None:
+    key = override.key_or_group
+    if override.type is not None and override.type.name != "CHANGE":
+        return f"{override.input_line}: only existing knobs can vary; {validate.suggest(key)}"
+    if key.partition(".")[0] in STUDY_KEYS:
+        return f"{key}: {_why_fixed(key)}"
+    if key not in FIELDS and key not in composer.groups():
+        return f"{key}: no such knob; {validate.suggest(key)}"
+    return None
+
+
+def _why_fixed(key: str) -> str:
+    if under(key, FREE_KEYS) and not under(key, NAMING_KEYS):
+        return "is no dimension; give it one value, which the next start of the study may change"
+    return "fixed within a study; give it one value, and start a study for another"
+
+
+def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimension, ...]:
+    dimensions: list[Dimension] = []
+    problems: list[str] = []
+    for key, override in asked.items():
+        try:
+            dimension = _dimension(key, override, composer)
+            problems += [
+                problem
+                for problem in _bad_values(dimension, composer)
+                if problem.partition(":")[0] not in asked.keys() - {key}  # that varies too: seen when planned
+            ]
+            dimensions.append(dimension)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return tuple(dimensions)
+
+
+def _dimension(key: str, override: Override, composer: Composer) -> Dimension:
+    text = str(override.input_line).partition("=")[2].strip()
+    value = override.value()
+    tags: set[str] = getattr(value, "tags", set())
+    if unknown := set(tags) - KNOWN_TAGS:
+        raise ConfigError(f"{key}={text}: tag {', '.join(sorted(unknown))} is not known; log is")
+    if isinstance(value, IntervalSweep):
+        return Dimension(key=key, text=text, range=_interval(key, text, value, "log" in tags))
+    if not override.is_sweep_override():
+        return Dimension(key=key, text=text, range=Choices(values=(_scalar(value),)))
+    values = tuple(_scalar(item) for item in _listed(override, composer))
+    if not values:
+        raise ConfigError(f"{key}={text}: matches nothing")
+    return Dimension(key=key, text=text, range=Choices(values=tuple(dict.fromkeys(values))))
+
+
+def _listed(override: Override, composer: Composer) -> list[Any]:
+    value = override.value()
+    if not getattr(value, "shuffle", False):
+        return list(override.sweep_iterator())
+    # Hydra's own shuffle has no seed: a resumed study would differ.
+    items: list[Any] = list(value.range() if isinstance(value, RangeSweep) else getattr(value, "list", ()))
+    random.Random(composer.compose().search.seed).shuffle(items)
+    return items
+
+
+def _interval(key: str, text: str, value: IntervalSweep, log: bool) -> Choices | Interval:
+    low, high = value.start, value.end
+    if low is None or high is None or low > high:
+        raise ConfigError(f"{key}={text}: the interval is empty; write the smaller end first")
+    if log and low <= 0:
+        raise ConfigError(f"{key}={text}: a logarithmic interval begins above 0")
+    field = FIELDS.get(key)
+    if field is None or field.type not in ("int", "float", "int | None", "float | None"):
+        raise ConfigError(f"{key}={text}: an interval needs a number; list the choices instead")
+    grid = field.metadata.get("grid")
+    if grid == "pow2":
+        powers = powers_of_two(low, high)
+        if not powers:
+            raise ConfigError(f"{key}={text}: holds no power of two, the grid of {key}")
+        return Choices(values=powers)
+    integral = str(field.type).startswith("int") or bool(field.metadata["integral"]) or isinstance(low, int)
+    if integral:
+        low, high = math.ceil(low), math.floor(high)
+        if low > high:
+            raise ConfigError(f"{key}={text}: holds no whole number")
+    return Interval(low=low, high=high, log=log, integral=integral, digits=2 if grid == "digits" else None)
+
+
+def _bad_values(dimension: Dimension, composer: Composer) -> list[str]:
+    """Compose every value once: Hydra itself does not look at swept overrides before they are sampled."""
+    found = dimension.range
+    values = found.values if isinstance(found, Choices) else (found.snap(found.low), found.snap(found.high))
+    if dimension.key in composer.groups():
+        options = composer.options(dimension.key)
+        unknown = [value for value in values if value not in options]
+        if unknown:
+            return [
+                f"{dimension.key}={value}: no such choice; there are {', '.join(options)}"
+                for value in unknown
+            ]
+    problems: list[str] = []
+    for value in values:
+        try:
+            composer.compose({dimension.key: value})
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def _scalar(item: Any) -> Scalar:
+    if isinstance(item, QuotedString):
+        return item.text
+    if isinstance(item, float):
+        return float(f"{item:.12g}")  # range(0.1,0.5,0.1) yields 0.30000000000000004
+    if isinstance(item, (list, dict)):
+        return json.dumps(item)
+    return item  # type: ignore[no-any-return]

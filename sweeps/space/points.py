@@ -1,0 +1,89 @@
+"""Points as typed configurations, and which knobs matter at them: for one command line on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from sweeps.config.compose import Composer
+from sweeps.config.fields import FIELDS, value_at
+from sweeps.config.schema import SweepConfig
+from sweeps.config.validate import bad_values
+from sweeps.errors import ConfigError
+from sweeps.machine import Machine
+from sweeps.space.conditions import CONDITIONS, DECIDING, Setting, matters
+from train_entry.contract import Scalar
+
+Chosen = tuple[tuple[str, Scalar], ...]  # part of a point
+
+
+class Settings:
+    """Composes once for each combination of groups; a point is then put together from that and its values.
+
+    Composing a point takes milliseconds, and a space has thousands of them.
+    """
+
+    def __init__(self, composer: Composer, machine: Machine) -> None:
+        self._composer = composer
+        self._machine = machine
+        self._base = lru_cache(maxsize=None)(self._compose_groups)
+        self._value = lru_cache(maxsize=None, typed=True)(self._compose_value)
+        self._setting = lru_cache(maxsize=None)(self._find_setting)
+
+    def config(self, point: Mapping[str, Scalar]) -> SweepConfig:
+        """What composing the point gives. Raises ConfigError with a line for each problem."""
+        try:
+            values = {key: self._value(key, value) for key, value in point.items() if key in FIELDS}
+            config = _with_values(self._base(_groups(point)), values)
+        except ConfigError:  # a value may be wrong by itself, and right beside the others
+            return self._composer.compose(point)
+        if any(bad_values(config)):
+            return self._composer.compose(point)  # says where each came from
+        return config
+
+    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+        """Whether a knob has an effect beside these values. Only those that decide need be there."""
+        if key not in CONDITIONS:
+            return True
+        deciding = tuple((name, value) for name, value in point.items() if name in DECIDING)
+        setting = self._setting(_groups(point), deciding)
+        return setting is not None and matters(key, setting)
+
+    def _compose_groups(self, groups: Chosen) -> SweepConfig:
+        return self._composer.compose(dict(groups))
+
+    def _compose_value(self, key: str, value: Scalar) -> Any:
+        """As the schema types it: 50000000.0 for 50000000, a list for its text."""
+        kind = str(FIELDS[key].type).removesuffix(" | None")
+        if type(value).__name__ == kind:
+            return value
+        if kind == "float" and type(value) is int:
+            return float(value)
+        return value_at(self._composer.compose({key: value}), key)
+
+    def _find_setting(self, groups: Chosen, deciding: Chosen) -> Setting | None:
+        try:
+            config = self._base(groups)
+        except ConfigError:
+            return None
+        config = _with_values(config, dict(deciding))  # unchecked: what it needs beside it is yet to come
+        precision = self._machine.precision(config.precision)
+        return Setting(config=config, machine=self._machine, precision=precision)
+
+
+def _groups(point: Mapping[str, Scalar]) -> Chosen:
+    return tuple((key, value) for key, value in point.items() if key not in FIELDS)
+
+
+def _with_values(config: SweepConfig, values: Mapping[str, Any]) -> SweepConfig:
+    """A copy with these keys set; each section is copied once, since that is what takes long."""
+    sections: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections[section][name] = value
+    top = sections.pop("", {})
+    parts = {name: dataclasses.replace(getattr(config, name), **found) for name, found in sections.items()}
+    return dataclasses.replace(config, **top, **parts)

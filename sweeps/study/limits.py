@@ -1,0 +1,139 @@
+"""When a study ends. Limits are totals over all its starts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sweeps.search.ranking import launch_noise, value_of
+from train_entry.contract import Failure, Goal, Measurement, Origin, State, Trial
+
+SECONDS_PER_HOUR = 3600
+NOISE = 0.005  # of a measurement that does not say how exact it is, as a share
+
+
+class StopReason(StrEnum):
+    """Why no further trial is launched; the text is what a person reads."""
+
+    EXHAUSTED = "every point of the space is known"
+    TRIALS = "limits.trials is reached"
+    HOURS = "limits.hours is reached"
+    GPU_HOURS = "limits.gpu_hours is reached"
+    COST = "limits.cost is reached"
+    FAILURES = "limits.failures is reached: trials fail alike, one after another"
+    PATIENCE = "limits.patience is reached: no trial has improved on the best for so long"
+    NO_BETTER = "nothing left is expected to be better by limits.improvement"
+    UNPRODUCTIVE = "hundreds of proposals in a row gave nothing to launch"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing at all may be launched any more."""
+        return self in (StopReason.HOURS, StopReason.GPU_HOURS, StopReason.COST, StopReason.INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a study has used up, and what it got for it."""
+
+    launched: int
+    active_s: float
+    gpu_s: float
+    failures: int = 0  # of one kind, one after another, the latest
+    without_improvement: int = 0  # trials since the best was found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    trials: int | None
+    hours: float | None
+    retries: int
+    gpu_hours: float | None = None
+    cost: float | None = None
+    price_per_gpu_hour: float = 0.0
+    failures: int | None = None
+    patience: int | None = None
+
+    def reached(self, spent: Spent, reserve: Spent | None = None) -> StopReason | None:
+        """The first limit that is reached, or would be with what is kept in reserve for the confirmation."""
+        kept_s = reserve.active_s if reserve else 0.0
+        gpu_h = (spent.gpu_s + (reserve.gpu_s if reserve else 0.0)) / SECONDS_PER_HOUR
+        checks = (
+            (StopReason.TRIALS, spent.launched, self.trials),
+            (StopReason.HOURS, (spent.active_s + kept_s) / SECONDS_PER_HOUR, self.hours),
+            (StopReason.GPU_HOURS, gpu_h, self.gpu_hours),
+            (StopReason.COST, gpu_h * self.price_per_gpu_hour, self.cost),
+            (StopReason.FAILURES, spent.failures, self.failures),
+            (StopReason.PATIENCE, spent.without_improvement, self.patience),
+        )
+        return next((why for why, used, limit in checks if limit is not None and used >= limit), None)
+
+
+def active_seconds(trials: Iterable[Trial], now: float) -> float:
+    """How long the study has had an open trial, or one measured again: time between starts does not count."""
+    total_s, until = 0.0, 0.0
+    for begin, end in sorted(span for trial in trials for span in _spans(trial, now)):
+        total_s += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total_s
+
+
+def _spans(trial: Trial, now: float) -> Iterator[tuple[float, float]]:
+    yield trial.created_at, trial.closed_at or now
+    for repeat in trial.repeats:
+        if repeat.started_at is not None:
+            yield repeat.started_at, repeat.ended_at or now
+
+
+def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
+    """The latest trials that ended since then, as far back as they failed in one and the same way."""
+    ended = [trial for trial in trials if trial.attempts and (trial.closed_at or 0.0) >= since]
+    latest_first = sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number), reverse=True)
+    kinds = [trial.outcome.kind if isinstance(trial.outcome, Failure) else None for trial in latest_first[:1]]
+    return list(
+        itertools.takewhile(
+            lambda trial: (
+                trial.state is State.FAILED
+                and isinstance(trial.outcome, Failure)
+                and trial.outcome.kind is kinds[0]
+            ),
+            latest_first,
+        )
+    )
+
+
+def without_improvement(trials: Iterable[Trial], goals: Sequence[Goal]) -> int:
+    """Trials of the search that were launched and ended since one was better, beyond noise, than any before.
+
+    With several goals: since one joined the Pareto front, better than each before it by one goal at least.
+    """
+    known = list(trials)
+    launches = launch_noise(known, goals[0])
+    before: list[Trial] = []
+    waited = 0
+    ended = (trial for trial in known if trial.attempts and trial.closed_at is not None)
+    for trial in sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number)):
+        if trial.origin is Origin.USER or trial.is_yardstick:
+            continue
+        waited += 1
+        if trial.state is not State.MEASURED or value_of(trial, goals[0]) is None:
+            continue
+        noise = _noise(trial) if launches is None else launches
+        if all(any(_is_better(trial, other, goal, noise) for goal in goals) for other in before):
+            before.append(trial)
+            waited = 0
+    return waited
+
+
+def _is_better(trial: Trial, other: Trial, goal: Goal, noise: float) -> bool:
+    value, its = value_of(trial, goal), value_of(other, goal)
+    beyond = noise if goal.is_speed else NOISE
+    return value is not None and its is not None and its > 0 and goal.gain(value, its) > 1 + beyond
+
+
+def _noise(trial: Trial) -> float:
+    seen = trial.outcome
+    known = seen.relative_error if isinstance(seen, Measurement) else None
+    return NOISE if known is None else known

@@ -1,0 +1,1 @@
+"""MLflow: the comparison table in a browser."""

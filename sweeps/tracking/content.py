@@ -1,0 +1,334 @@
+"""What MLflow shows of a study, and where: plain values, computed without importing MLflow.
+
+`run_content` is all that the run of one trial holds, `shared_view` which columns of the runs table come
+first, `default_uri`, `ui_command` and `runs_url` where to look. Numbers carry their unit in their name;
+series carry `by_step/` before it, since MLflow would show a series' last step in place of a summary of
+the same name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from sweeps.errors import TrackingError
+from sweeps.study.export import reproduce_command
+from sweeps.tracking.search_content import lead_metrics, search_metrics, search_tags
+from train_entry.contract import (
+    AttemptDir,
+    Failure,
+    Goal,
+    Measurement,
+    Plan,
+    Scalar,
+    State,
+    StepMetrics,
+    StudyRecord,
+    Trial,
+    Winner,
+    read_lines,
+)
+
+GIB = 2**30
+LOG_TAIL_LINES = 200
+LOG_TAIL_BYTES = 2**18  # read from the end of a log; 200 lines of 1,300 characters
+# Those where SQLite's locks are unreliable or absent, as /proc/mounts names them.
+NETWORK_FILESYSTEMS = frozenset(
+    "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 smbfs afs panfs wekafs orangefs pvfs2 glusterfs ocfs2 gfs2 "
+    "fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.rclone".split()
+)
+VAR_TMP = Path("/var/tmp")  # unlike /tmp it outlives a reboot
+STATUS = {
+    State.MEASURED: "FINISHED",
+    State.REUSED: "FINISHED",
+    State.SUSPECT: "FINISHED",
+    State.INFEASIBLE: "FAILED",
+    State.REJECTED: "FAILED",
+    State.FAILED: "FAILED",
+    State.STOPPED: "KILLED",
+    State.CANCELLED: "KILLED",
+    State.QUEUED: "SCHEDULED",
+    State.RUNNING: "RUNNING",
+}
+THROUGHPUTS = ("tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")
+VIEW_KEY = "shardsweep"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+# The view's format was read from the page's own script; it is no documented interface of MLflow.
+VIEW_VERSIONS = ("3.17.",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesPoint:
+    name: str
+    step: int
+    timestamp_ms: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunContent:
+    """All that MLflow holds of one trial."""
+
+    name: str
+    status: str
+    start_ms: int
+    end_ms: int | None
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    series: tuple[SeriesPoint, ...]
+    tags: Mapping[str, str]
+    artifacts: Mapping[str, str]  # file name to text
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal content: tells a run that is complete and current from one to be replaced."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_content(
+    trial: Trial, attempt: AttemptDir | None, goals: Sequence[Goal] = (), winner: Winner | None = None
+) -> RunContent:
+    """What to record of a trial; `attempt` is its latest, where it has one, `winner` the confirmation's."""
+    strategy = trial.plan.strategy if trial.plan else trial.state.value
+    return RunContent(
+        name=f"{trial.number:04d} {strategy}",
+        status=STATUS[trial.state],
+        start_ms=round(trial.created_at * 1000),
+        end_ms=None if trial.closed_at is None else round(trial.closed_at * 1000),
+        params=_params(trial),
+        metrics=_metrics(trial) | dict(search_metrics(trial, goals, winner)),
+        series=() if attempt is None else tuple(_series(attempt, trial.created_at)),
+        tags=_tags(trial, winner),
+        artifacts={} if attempt is None else dict(_artifacts(attempt, trial.plan)),
+    )
+
+
+def _params(trial: Trial) -> dict[str, str]:
+    params = {knob: _text(value) for knob, value in trial.values.items()}
+    if trial.plan is not None:
+        params |= dict(_flat("plan", dataclasses.asdict(trial.plan)))
+        params |= {"plan.data": _text(trial.plan.data), "plan.grad_accum": _text(trial.plan.grad_accum)}
+    return params
+
+
+def _flat(prefix: str, fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{key}", value)
+        else:
+            yield f"{prefix}.{key}", _text(value)
+
+
+def _text(value: object) -> str:
+    """As Hydra writes it, so that a value can be pasted behind a knob."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _metrics(trial: Trial) -> dict[str, float]:
+    metrics = {"gpu_s": trial.gpu_s, **_estimated(trial)}
+    match trial.outcome:
+        case Measurement() as seen:
+            same = (*THROUGHPUTS, "step_s", "loss", "startup_s")
+            metrics |= {name: getattr(seen, name) for name in same}
+            metrics |= {"peak_gib": seen.peak_bytes / GIB, "reserved_gib": seen.reserved_bytes / GIB}
+            metrics |= {} if seen.mfu is None else {"mfu": seen.mfu}
+            metrics |= {} if trial.plan is None else dict(_sharing(trial.plan, seen))
+    match trial.check:
+        case Measurement() as longer:
+            metrics |= {"check_loss": longer.loss}
+    return metrics
+
+
+def _estimated(trial: Trial) -> dict[str, float]:
+    """What was expected before the launch: of a plan that was not launched, all that is known."""
+    if trial.estimate is None:
+        return {}
+    names = ("peak_bytes", "step_s", "tokens_per_s")
+    return {f"estimated_{name}": getattr(trial.estimate, name) for name in names}
+
+
+def _sharing(plan: Plan, seen: Measurement) -> Iterator[tuple[str, float]]:
+    """What dividing the model costs, where it is divided."""
+    if plan.pipeline > 1:
+        yield "bubble_expected", plan.bubble
+    if seen.bubble is not None:
+        yield "bubble", seen.bubble
+    if plan.tensor > 1:
+        yield "tensor_volume_bytes", seen.tensor_volume_bytes
+
+
+def _series(attempt: AttemptDir, started_at: float) -> Iterator[SeriesPoint]:
+    now_s = started_at  # steps carry no time of day; their durations put them in a plausible place
+    for line in read_lines(attempt.metrics, StepMetrics):
+        now_s += line.step_s
+        for name, value in (("loss", line.loss), ("step_s", line.step_s), ("lr", line.lr)):
+            yield SeriesPoint(
+                name=f"by_step/{name}", step=line.step, timestamp_ms=round(now_s * 1000), value=value
+            )
+
+
+def _tags(trial: Trial, winner: Winner | None) -> dict[str, str]:
+    tags = {
+        "state": trial.state.value,
+        "origin": trial.origin.value,
+        "overrides": " ".join(trial.overrides),
+        "reproduce": reproduce_command(trial.overrides),
+        "mlflow.note.content": f"    {reproduce_command(trial.overrides)}\n",  # the run page's description
+    }
+    optional: dict[str, Scalar] = {
+        "strategy": trial.plan.strategy if trial.plan else None,
+        "fingerprint": trial.fingerprint,
+        "fit": trial.estimate.fit.value if trial.estimate else None,
+        "reused_from": trial.reused_from,
+        "parent": trial.parent,
+        "reasons": "; ".join(reason.text for reason in trial.reasons) or None,
+        **search_tags(trial, winner),
+    }
+    match trial.outcome:
+        case Failure() as failure:
+            optional |= {"failure": failure.kind.value, "failure_message": failure.message}
+        case Measurement() as seen:
+            optional |= {"memory_kind": seen.memory_kind.value}
+    return tags | {key: str(value) for key, value in optional.items() if value is not None}
+
+
+def _artifacts(attempt: AttemptDir, plan: Plan | None) -> Iterator[tuple[str, str]]:
+    for path in (attempt.spec, attempt.ds_config):
+        if path.exists():
+            yield path.name, path.read_text(encoding="utf-8", errors="replace")
+    for rank in range(plan.ranks if plan else 0):
+        if attempt.log(rank).exists():
+            yield f"log_tail.rank{rank}.txt", _tail(attempt.log(rank))
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    return "".join(lines[-LOG_TAIL_LINES:])
+
+
+def shared_view(study: StudyRecord) -> str:
+    """The tag by which MLflow's runs table shows goals, memory and loss first, the best on top."""
+    names = dict.fromkeys((*lead_metrics(study), "peak_gib", "loss", "step_s"))
+    columns = [f"metrics.`{name}`" for name in names]
+    columns += ["metrics.`bubble`"] if "pipeline" in study.dimensions else []
+    columns += ["tags.`strategy`", "tags.`state`"]
+    columns += [f"params.`{knob}`" for knob in study.dimensions if knob != "strategy"]
+    state = {
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        "columnWidths": {columns[0]: 190},  # pixels; the default cuts the name off
+        "orderByKey": columns[0],
+        "orderByAsc": not study.goal.is_maximized,
+    }
+    times = dict.fromkeys(("createdAt", "updatedAt"), round(study.created_at * 1000))
+    return json.dumps({"name": "best first", **times, "state": json.dumps(state)})
+
+
+def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VAR_TMP) -> str:
+    """SQLite beside the studies, or in a directory of this host where theirs is on a network filesystem.
+
+    `mounts` is the text of /proc/mounts. The directory of this host is created where missing; it is in
+    `var_tmp` where the home is on the network too. Raises TrackingError where somebody else made that one.
+    """
+    if mounts is None:
+        mounts = Path("/proc/mounts").read_text() if Path("/proc/mounts").exists() else ""
+    studies = studies_dir.resolve()
+    if not _is_on_network(studies, mounts):
+        return f"sqlite:///{studies / 'mlflow.db'}"
+    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().resolve() / "shardsweep"
+    if _is_on_network(state, mounts):
+        state = _own_directory(var_tmp / f"shardsweep-{os.getuid()}")
+    else:
+        state.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(str(studies).encode()).hexdigest()[:12]
+    return f"sqlite:///{state / f'mlflow-{name}.db'}"
+
+
+def _own_directory(path: Path) -> Path:
+    """Ours alone, created where missing. Anybody may write beside it, and so may have been there first."""
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise _not_ours(path, f"cannot be created: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_ours(path, "is a symbolic link" if path.is_symlink() else "is no directory")
+    if found.st_uid != os.getuid():
+        raise _not_ours(path, "belongs to another user")
+    return path
+
+
+def _not_ours(path: Path, reason: str) -> TrackingError:
+    way_out = "set tracking.uri=sqlite:////absolute/path/mlflow.db (--uri of a replay), or tracking=none"
+    return TrackingError(f"{path} {reason}; {way_out}")
+
+
+def artifact_root(studies_dir: Path) -> Path:
+    return studies_dir.resolve() / "mlartifacts"
+
+
+def _is_on_network(path: Path, mounts: str) -> bool:
+    best, kind = Path("/"), ""
+    for line in mounts.splitlines():
+        _device, point, filesystem, *_rest = line.split(" ")
+        # Spaces in a mount point are written as octal escapes. Of two mounts on one point the later covers.
+        mount = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point))
+        if path.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
+            best, kind = mount, filesystem
+    return kind in NETWORK_FILESYSTEMS
+
+
+def mask_password(uri: str, text: str | None = None) -> str:
+    """`text` (default: the URI itself) with the URI's passwords replaced by ***."""
+    credentials, _at, _host = uri.partition("//")[2].partition("/")[0].rpartition("@")
+    secrets = [credentials.partition(":")[2], *re.findall(r"[?&](?:password|token)=([^&]+)", uri)]
+    shown = uri if text is None else text
+    for secret in filter(None, secrets):
+        shown = shown.replace(secret, "***").replace(unquote(secret), "***")
+    return shown
+
+
+def is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
+
+
+def server_url(uri: str, port: int = 5000) -> str:
+    """Where the pages are: the server itself, without credentials, or the one `ui_command` starts."""
+    if not is_server(uri):
+        return f"http://127.0.0.1:{port}"
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+def ui_command(uri: str, port: int = 5000) -> str:
+    """The line to paste that shows the results (on loopback only); for a server, its address."""
+    if is_server(uri):
+        return server_url(uri)
+    beside = Path(sys.executable).with_name("mlflow")  # where the environment is not activated
+    program = "mlflow" if shutil.which("mlflow") or not beside.exists() else str(beside)
+    command = shlex.join([program, "ui", "--backend-store-uri", mask_password(uri)])
+    return command if port == 5000 else f"{command} --port {port}"
+
+
+def runs_url(uri: str, experiment: str, version: str, port: int = 5000) -> str:
+    """The runs table of an experiment (its id), with our columns where MLflow is known to take them."""
+    page = f"{server_url(uri, port)}/#/experiments/{experiment}/runs"
+    if not version.startswith(VIEW_VERSIONS):
+        return page
+    return f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"

@@ -1,0 +1,395 @@
+"""The comparison table in a browser: one MLflow run a trial, written by the orchestrator only.
+
+The only module that imports mlflow. Study directories are the truth and MLflow an observer of them:
+
+    uri = default_uri(studies_dir)                         # or the user's own
+    mlflow = MlflowTracker(uri, artifact_root(studies_dir), study, study_dir)
+    mlflow.open()                                          # raises TrackingError; record() opens otherwise
+    tracker = BackgroundTracker(mlflow, study_dir.path)    # NoTracker() for tracking=none
+    tracker.record(trial, attempt)                         # returns at once, never raises
+    tracker.close()
+    replay(study_dir, uri)                                 # fills in whatever MLflow missed
+
+A run is found again by its tag `shardsweep.trial` and carries, written last, a digest of its content. A run
+whose digest is missing (we were killed while writing) or differs (the trial was measured again) is replaced
+whole; else nothing is written. So recording and replaying may be repeated at will.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import importlib.metadata
+import itertools
+import logging
+import os
+import queue
+import socket
+import sqlite3
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from sweeps.errors import TrackingError
+from sweeps.tracking.content import (
+    VIEW_TAG,
+    VIEW_VERSIONS,
+    RunContent,
+    artifact_root,
+    is_server,
+    mask_password,
+    run_content,
+    runs_url,
+    server_url,
+    shared_view,
+)
+from train_entry.contract import AttemptDir, StudyDir, StudyRecord, Trial, TrialDir, Winner, read_document
+
+T = TypeVar("T")
+Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written
+log = logging.getLogger(__name__)
+
+TRIAL_TAG = "shardsweep.trial"
+DIGEST_TAG = "shardsweep.digest"
+STUDY_TAG = "shardsweep.study"  # of an experiment: tells studies of one name apart
+# MLflow's limits for one log_batch.
+BATCH_METRICS = 1000
+BATCH_PARAMS = 100
+PAGE_RUNS = 1000  # a search; 50,000 is MLflow's limit, but a page is held in memory, parameters and all
+PROBE_S = 3.0  # a server that has not answered by then is down
+SQLITE_BUSY_S = 20.0  # MLflow's own
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+ENVIRONMENT = {
+    # Seven retries of 120 s each would hold up the last trials of a study for minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    # Clusters are often offline, and whether to report usage is for the user to say.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Both would be printed over our own progress.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
+
+class Tracker(Protocol):
+    """An observer of a study."""
+
+    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+        """Show a trial that has ended; `attempt` is its latest. Again: show it as it is now."""
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Finish what is under way, within this time."""
+
+
+class NoTracker:
+    """tracking=none"""
+
+    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+        pass
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        pass
+
+
+class MlflowTracker:
+    """Writes at once, in the caller's thread. Raises TrackingError, one line, whatever MLflow objects to."""
+
+    def __init__(
+        self, uri: str, artifacts: Path, study: StudyRecord, directory: StudyDir | None = None
+    ) -> None:
+        """`directory`: where the study's winner will be on record; None: it is shown as any other trial."""
+        self.uri = uri
+        self._artifacts = artifacts
+        self._study = study
+        self._directory = directory
+        self._client: Any = None
+        self._experiment = ""
+        self._version = ""
+        # By trial number, as tagged. None: not read yet; of one trial: in doubt, to be read again.
+        self._runs: dict[str, Digests | None] | None = None
+
+    def open(self) -> None:
+        """Connect, and create the study's experiment where it is missing."""
+        with _one_line(
+            self.uri, f"cannot open the tracking URI {mask_password(self.uri)}", _way_out(self.uri)
+        ):
+            with _alone(self.uri):
+                self._version = (
+                    _server_version(self.uri) if is_server(self.uri) else _check_database(self.uri)
+                )
+                client = _mlflow().MlflowClient(tracking_uri=self.uri)
+            self._experiment = self._find_experiment(client)
+            client.set_experiment_tag(self._experiment, STUDY_TAG, self._identity)
+            # Without it MLflow takes the experiment for one of chat traces.
+            client.set_experiment_tag(self._experiment, "mlflow.experimentKind", "custom_model_development")
+            if self._version.startswith(VIEW_VERSIONS):
+                client.set_experiment_tag(self._experiment, VIEW_TAG, shared_view(self._study))
+            self._client, self._runs = client, None
+
+    def runs_url(self, port: int = 5000) -> str:
+        """The study's table; `port` is the one given to `ui_command`. After `open`."""
+        return runs_url(self.uri, self._experiment, self._version, port)
+
+    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+        if self._client is None:
+            self.open()
+        failed = f"cannot record trial {trial.number} at {mask_password(self.uri)}"
+        with _one_line(self.uri, failed, "a replay of the study will"):
+            goals = self._study.goals or (self._study.goal,)
+            self._replace(str(trial.number), run_content(trial, attempt, goals, self._winner()))
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Nothing is ever pending but the winner, who is known last: its run and its rivals' say so now."""
+        winner = self._winner()
+        if winner is None or self._directory is None or self._client is None:
+            return
+        for standing in winner.standings:
+            folder = self._directory.trial(standing.trial)
+            if (trial := read_document(folder.record, Trial)) is not None:
+                self.record(trial, shown_attempt(folder, trial))
+
+    def _winner(self) -> Winner | None:
+        found = read_document(self._directory.winner, Winner) if self._directory else None
+        return found if found is not None and found.goal == self._study.objective else None
+
+    @property
+    def _identity(self) -> str:
+        return f"{self._study.name} {self._study.created_at!r}"
+
+    def _find_experiment(self, client: Any) -> str:
+        # A server may be shared, and a study directory removed and its name used again: the second study
+        # gets an experiment of its own rather than overwriting the first one's trials.
+        for name in (self._study.name, f"{self._study.name} ({self._study.created_at:.0f})"):
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                # A server decides by itself where artifacts go.
+                location = None if is_server(self.uri) else (self._artifacts / name).as_uri()
+                return str(client.create_experiment(name, artifact_location=location))
+            if found.tags.get(STUDY_TAG, self._identity) == self._identity:
+                if found.lifecycle_stage == "deleted":
+                    client.restore_experiment(found.experiment_id)
+                return str(found.experiment_id)
+        raise TrackingError(f"{mask_password(self.uri)} has two other studies named {self._study.name}")
+
+    def _replace(self, number: str, content: RunContent) -> None:
+        if self._runs is None:  # all at once: resuming records every trial, and a search takes 20 ms
+            self._runs = dict(self._search())
+        known, digest = self._runs.get(number, {}), content.digest
+        if known is None:
+            known = self._search(f"tags.`{TRIAL_TAG}` = '{number}'").get(number, {})
+        if list(known.values()) == [digest]:
+            return
+        self._runs[number] = None  # until all is written: a request that fails may yet have been carried out
+        for run_id in known:
+            self._client.delete_run(run_id)
+        tags = {TRIAL_TAG: number}
+        run_id = self._client.create_run(self._experiment, content.start_ms, tags, content.name).info.run_id
+        self._fill(run_id, content)
+        self._client.set_terminated(run_id, content.status, content.end_ms)
+        self._client.set_tag(run_id, DIGEST_TAG, digest)
+        self._runs[number] = {run_id: digest}
+
+    def _search(self, wanted: str = "") -> dict[str, Digests]:
+        """By trial number, the runs that are not deleted."""
+        found: dict[str, Digests] = {}
+        token: str | None = ""  # of the first page
+        while token is not None:
+            page = self._client.search_runs(
+                [self._experiment], wanted, max_results=PAGE_RUNS, page_token=token or None
+            )
+            token = page.token or None
+            for run in page:
+                tags = run.data.tags
+                found.setdefault(tags.get(TRIAL_TAG, ""), {})[run.info.run_id] = tags.get(DIGEST_TAG)
+        return found
+
+    def _fill(self, run: str, content: RunContent) -> None:
+        from mlflow.entities import Metric, Param, RunTag  # loaded by open()
+
+        end_ms = content.start_ms if content.end_ms is None else content.end_ms
+        metrics = [Metric(name, value, end_ms, 0) for name, value in content.metrics.items()]
+        metrics += [
+            Metric(point.name, point.value, point.timestamp_ms, point.step) for point in content.series
+        ]
+        for some_metrics in _chunks(metrics, BATCH_METRICS):
+            self._client.log_batch(run, metrics=some_metrics)
+        for some_params in _chunks((Param(*item) for item in content.params.items()), BATCH_PARAMS):
+            self._client.log_batch(run, params=some_params)
+        self._client.log_batch(run, tags=[RunTag(*item) for item in content.tags.items()])
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in content.artifacts.items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            self._client.log_artifacts(run, folder)
+
+
+class BackgroundTracker:
+    """Keeps a slow or broken tracker away from the study: its own thread, few warnings, a bounded end."""
+
+    def __init__(self, tracker: Tracker, study_dir: Path) -> None:
+        self._tracker = tracker
+        self._study_dir = study_dir
+        self._queue: queue.SimpleQueue[tuple[Trial, AttemptDir | None] | None] = queue.SimpleQueue()
+        self.missed = 0  # trials that could not be recorded
+        # A daemon, so that a tracker that never returns cannot keep the process alive after close().
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
+
+    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+        self._queue.put((trial, attempt))
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Wait for what is queued; what is not written by then is given up, with a warning."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._miss(f"not done after {timeout_s:g} s")
+        elif self.missed > 1:
+            log.warning("MLflow: %d trials were not recorded; `%s` adds them", self.missed, self._replay_line)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            item = self._queue.get()
+            is_over = item is None
+            try:
+                if item is None:
+                    self._tracker.close()
+                else:
+                    self._tracker.record(*item)
+            except Exception as error:  # an observer must not end what it observes, whatever happens to it
+                self._miss(str(error) or repr(error))
+
+    def _miss(self, reason: str) -> None:
+        self.missed += 1
+        if self.missed == 1:
+            log.warning("MLflow: %s. The study goes on; `%s` fills it in later", reason, self._replay_line)
+
+    @property
+    def _replay_line(self) -> str:
+        return f"python -m sweeps replay {self._study_dir}"
+
+
+def replay(study_dir: StudyDir, uri: str) -> int:
+    """Record every closed trial from its files; returns how many. Raises TrackingError."""
+    study = read_document(study_dir.record, StudyRecord)
+    if study is None:
+        raise TrackingError(f"{study_dir.path} is no study directory: it has no {study_dir.record.name}")
+    tracker = MlflowTracker(uri, artifact_root(study_dir.path.parent), study, study_dir)
+    tracker.open()
+    found = ((folder, read_document(folder.record, Trial)) for folder in study_dir.trials())
+    closed = [(folder, trial) for folder, trial in found if trial is not None and trial.state.is_closed]
+    for folder, trial in closed:
+        tracker.record(trial, shown_attempt(folder, trial))
+    return len(closed)
+
+
+def shown_attempt(folder: TrialDir, trial: Trial) -> AttemptDir | None:
+    """The attempt whose files a run shows: the measured one, or else the latest; None: never launched."""
+    return folder.attempt(trial.measured_attempt or trial.attempts) if trial.attempts else None
+
+
+def _mlflow() -> Any:
+    """MLflow, imported when first needed: 2 to 7 s, which a study without it shall not pay."""
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    # MLflow's own use of SQLAlchemy, said once while its tables are mapped. Not `catch_warnings`, which
+    # changes and restores a global of the whole process and so does not belong in a thread.
+    warnings.filterwarnings("ignore", message="The ``noload`` loader strategy is deprecated")
+    import mlflow
+
+    for chatty in ("mlflow", "alembic"):  # thirty lines about creating tables
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    return mlflow
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(itertools.islice(rest, size)):
+        yield chunk
+
+
+@contextmanager
+def _one_line(uri: str, failed: str, way_out: str) -> Iterator[None]:
+    """Whatever MLflow and those below it raise, as one TrackingError without a password."""
+    try:
+        yield
+    except TrackingError:
+        raise
+    except (OSError, ValueError, ImportError, sqlite3.Error, http.client.HTTPException) as error:
+        raise TrackingError(f"{failed}: {_reason(uri, error)}; {way_out}") from error
+    except _mlflow_errors() as error:
+        raise TrackingError(f"{failed}: {_reason(uri, error)}; {way_out}") from error
+
+
+def _mlflow_errors() -> tuple[type[Exception], ...]:
+    from mlflow.exceptions import MlflowException  # evaluated only when something was raised
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (MlflowException, SQLAlchemyError)
+
+
+def _reason(uri: str, error: Exception) -> str:
+    text = str(error.reason if isinstance(error, urllib.error.URLError) else error).strip()
+    first = text.partition("\n")[0].partition(". ")[0]  # MLflow goes on for a paragraph
+    return mask_password(uri, first.rstrip(".")) or type(error).__name__
+
+
+def _way_out(uri: str) -> str:
+    if is_server(uri):
+        return "start that server, or set tracking=none and fill it later by `python -m sweeps replay`"
+    return "set tracking.uri=sqlite:////absolute/path/mlflow.db or http://HOST:PORT, or tracking=none"
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """One process of this host at a time: MLflow crashes when two create the tables of one SQLite file."""
+    path = _sqlite_path(uri)
+    if path is None:
+        yield
+        return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, not a file")
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _check_database(uri: str) -> str:
+    """The version of MLflow that will show it. Raises at once where MLflow would retry for minutes."""
+    parts, path = urlsplit(uri), _sqlite_path(uri)
+    dialect = parts.scheme.partition("+")[0]
+    if path is not None:
+        with closing(sqlite3.connect(path, timeout=SQLITE_BUSY_S)) as database:
+            database.execute("BEGIN IMMEDIATE")  # needs what writing needs, and writes nothing
+            database.rollback()
+    elif dialect in DATABASE_PORTS:
+        if parts.hostname:
+            socket.create_connection((parts.hostname, parts.port or DATABASE_PORTS[dialect]), PROBE_S).close()
+        _mlflow()
+        from mlflow.store.db.utils import create_sqlalchemy_engine
+
+        create_sqlalchemy_engine(uri).connect().close()
+    return importlib.metadata.version("mlflow")
+
+
+def _server_version(uri: str) -> str:
+    """What the server says it is; empty where it answers, but not that. Raises OSError where it does not."""
+    try:
+        with urllib.request.urlopen(f"{server_url(uri)}/version", timeout=PROBE_S) as answer:
+            return str(answer.read(100).decode(errors="replace")).strip()
+    except urllib.error.HTTPError as refusal:  # it may want a password even for that
+        refusal.close()
+        return ""

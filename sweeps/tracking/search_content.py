@@ -1,0 +1,82 @@
+"""What MLflow shows of a trial's part in the search: what was sought, whether it won. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sweeps.search.ranking import value_of
+from train_entry.contract import Goal, Measurement, Scalar, StudyRecord, Trial, Winner
+from train_entry.contract.study.goals import MAXIMIZED
+
+SPEED = "tokens_per_s_per_gpu"
+# The metric in which a goal's values are found; all others have their goal's name.
+_METRICS = {"time_to_tokens": "time_to_tokens_s", "peak_bytes": "peak_gib"}
+_OF_THEIR_OWN = ("time_to_tokens", "cost")  # goals that no other metric tells
+
+
+def goal_metric(goal: Goal) -> str:
+    """The metric by which the runs of a study are sorted."""
+    return _METRICS.get(goal.name, goal.name)
+
+
+def lead_metrics(study: StudyRecord) -> tuple[str, ...]:
+    """Columns that stand first: the goals, the most important first, and the speed in any case."""
+    found = dict.fromkeys(goal_metric(goal) for goal in study.goals or (study.goal,))
+    speeds = {} if any(name in found for name in MAXIMIZED) else {SPEED: None}
+    return tuple(found | speeds)
+
+
+def search_metrics(trial: Trial, goals: Sequence[Goal], winner: Winner | None) -> Iterator[tuple[str, float]]:
+    """Goals without the machine's drift; the cards; what repeats showed, and of the winner its gain."""
+    for goal in goals:
+        if goal.name in _OF_THEIR_OWN and (value := value_of(trial, goal)) is not None:
+            yield goal_metric(goal), value
+    if isinstance(trial.outcome, Measurement):
+        yield from _machine(trial, trial.outcome)
+    for standing in winner.standings if winner else ():
+        if standing.trial == trial.number:
+            yield "confirmed", standing.value
+            yield "confirmed_low", standing.low
+            yield "confirmed_high", standing.high
+    if winner is not None and winner.trial == trial.number:
+        gains = {"gain": winner.gain, "gain_low": winner.gain_low, "gain_high": winner.gain_high}
+        yield from ((f"{name}_over_best_rung", gain) for name, gain in gains.items() if gain is not None)
+
+
+def _machine(trial: Trial, seen: Measurement) -> Iterator[tuple[str, float]]:
+    if trial.drift != 1.0:
+        yield "drift", trial.drift
+    if seen.spared_steps:
+        yield "spared_steps", seen.spared_steps
+    cards = [rank.health for rank in seen.ranks if rank.health is not None]
+    if cards:
+        yield "clock_mhz", min(card.clock_mhz for card in cards)
+        yield "temperature_c", max(card.temperature_c for card in cards)
+
+
+def search_tags(trial: Trial, winner: Winner | None) -> dict[str, Scalar]:
+    """None: no such tag."""
+    seen = trial.outcome if isinstance(trial.outcome, Measurement) else None
+    cards = [rank.health for rank in seen.ranks if rank.health is not None] if seen else []
+    throttled = sorted({reason for card in cards for reason in card.throttled})
+    has_won = winner is not None and winner.trial == trial.number
+    return {
+        "rung": trial.rung,
+        "yardstick": "other ranks, for comparison" if trial.is_yardstick else None,
+        "ended": seen.ended.value if seen else None,
+        "throttled": " ".join(throttled) or None,
+        "winner": "confirmed" if has_won else None,
+        "headline": _headline(winner) if has_won and winner is not None else None,
+    }
+
+
+def _headline(winner: Winner) -> str | None:
+    if winner.rung == winner.trial:
+        return "no trial is better than the best rung, this one"
+    if winner.gain is None or winner.rung is None:
+        return None
+    interval = ""
+    if winner.gain_low is not None and winner.gain_high is not None:
+        interval = f" ({winner.confidence:.0%}: {winner.gain_low:.2f} to {winner.gain_high:.2f})"
+    better = "" if winner.goal in MAXIMIZED else " better than"
+    return f"{winner.gain:.2f} times{better} the best rung, trial {winner.rung:04d}{interval}"

@@ -1,0 +1,104 @@
+"""What DeepSpeed does with configurations that the rules refuse; test_illegal_runs.py starts two ranks of it.
+
+Each case is a DeepSpeed document; all run one after another in the same processes. Rank 0 leaves a JSON file:
+for each case its losses, gradient norms and the size of the first update, or its exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train_entry.install.operators import prepare_extensions
+from train_entry.rank import die_with_parent
+
+UPDATES = 3
+ACCUMULATION = 2
+WIDTH = 64
+
+
+class Net(torch.nn.Module):
+    """Two layers with a loss: enough for an optimizer to go wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Linear(16, WIDTH)
+        self.middle = torch.nn.Linear(WIDTH, WIDTH)
+        self.outer = torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs = self.outer(torch.tanh(self.middle(torch.tanh(self.inner(inputs)))))
+        loss: torch.Tensor = (outputs.float() - targets).square().mean()
+        return loss
+
+
+def run(document: dict[str, Any]) -> dict[str, Any]:
+    """Train a few updates as the document says."""
+    import deepspeed
+
+    engine, *_ = deepspeed.initialize(model=Net(), config=document)
+    dtype = next(engine.module.parameters()).dtype
+    source = torch.Generator().manual_seed(torch.distributed.get_rank())
+    losses: list[float] = []
+    norms: list[float | None] = []
+    before = [parameter.detach().float() for parameter in engine.module.parameters()]
+    update = 0.0
+    for _ in range(UPDATES):
+        for _ in range(ACCUMULATION):
+            inputs = torch.randn(4, 16, generator=source)
+            loss = engine(inputs.to(dtype), inputs.sum(dim=1, keepdim=True))
+            engine.backward(loss)
+            engine.step()
+        if not losses and document["zero_optimization"]["stage"] < 3:  # stage 3 leaves empty ones behind
+            after = [parameter.detach().float() for parameter in engine.module.parameters()]
+            update = (
+                sum(float((new - old).square().sum()) for new, old in zip(after, before, strict=True)) ** 0.5
+            )
+        total = loss.detach().float()
+        torch.distributed.all_reduce(total)
+        losses.append(float(total) / 2)
+        norm = engine.get_global_grad_norm()
+        norms.append(None if norm is None else float(norm))
+    seen = {"losses": losses, "norms": norms, "update": update, "optimizer": type(engine.optimizer).__name__}
+    engine.destroy()
+    return seen
+
+
+def attempt(document: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return run(document)
+    except Exception as error:  # the case's answer, whatever it is
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main(cases: Path, answers: Path) -> None:
+    warnings.simplefilter("ignore")
+    die_with_parent()
+    prepare_extensions()  # else DeepSpeed compiles its operators somewhere else, for minutes
+    import deepspeed
+    import torch._dynamo  # DeepSpeed's zero.Init patches tensors, which its lazy import does not survive
+    from deepspeed.accelerator import get_accelerator
+
+    # What fp16 does without ZeRO is DeepSpeed's arithmetic; it must not depend on this CPU's.
+    get_accelerator().is_fp16_supported = lambda: True
+    deepspeed.init_distributed(dist_backend="gloo")
+    documents = json.loads(cases.read_text())
+    seen = {}
+    for name, document in documents.items():
+        print(name, flush=True)  # for whoever waits for one that hangs
+        seen[name] = attempt(document)
+    if torch.distributed.get_rank() == 0:
+        answers.write_text(json.dumps(seen))
+    torch.distributed.barrier()
+    os._exit(0)  # DeepSpeed's clean-up at the interpreter's end can hang
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,54 @@
+"""What is said of plans that are legal and wasteful."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sweeps.plan.warnings import Caution, cautions
+from tests.support.examples import a_plan
+
+
+def texts(**changes: Any) -> list[str]:
+    return [caution.text for caution in cautions(a_plan(zero={"stage": 1}, ranks=8, **changes))]
+
+
+def test_a_plan_without_a_pipeline_needs_no_caution() -> None:
+    assert texts(pipeline=1, micro_batch=4, global_batch=32) == []
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_a_pipeline_with_as_many_micro_batches_as_stages_needs_none(micro_batch: int) -> None:
+    assert texts(pipeline=4, micro_batch=micro_batch, global_batch=32) == []
+
+
+def test_fewer_micro_batches_than_stages_leave_stages_waiting() -> None:
+    (caution,) = cautions(a_plan(ranks=8, pipeline=4, micro_batch=8, global_batch=32, zero={"stage": 1}))
+    assert caution == Caution(
+        name="a_pipeline_is_filled",
+        text="pipeline=4 with 2 micro-batches a step (gradient accumulation): each stage waits 60% of the "
+        "time at least, and never are all at work; micro_batch=4 would do, or global_batch=64 or more",
+    )
+
+
+def test_a_single_micro_batch_keeps_one_stage_at_work_at_a_time() -> None:
+    (text,) = texts(pipeline=8, micro_batch=8, global_batch=8)
+    assert text.startswith(
+        "pipeline=8 with 1 micro-batch a step (gradient accumulation): each stage waits 88%"
+    )
+
+
+def test_where_no_smaller_micro_batch_would_do_only_a_larger_batch_is_offered() -> None:
+    (text,) = texts(pipeline=4, micro_batch=1, global_batch=4)
+    assert text.endswith("never are all at work; global_batch=8 or more would do")
+
+
+def test_the_largest_micro_batch_that_fills_the_pipeline_is_offered() -> None:
+    (text,) = texts(pipeline=2, micro_batch=12, global_batch=48)
+    assert text.endswith("; micro_batch=6 would do, or global_batch=96 or more")
+
+
+def test_other_degrees_count_in_what_is_offered() -> None:
+    (text,) = texts(pipeline=2, tensor=2, micro_batch=4, global_batch=8)
+    assert text.endswith("; micro_batch=2 would do, or global_batch=16 or more")

@@ -1,0 +1,63 @@
+"""How a goal and its values are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from train_entry.contract import GOALS, Goal
+from train_entry.contract.study.goal_text import (
+    digits,
+    goal_number,
+    goal_text,
+    goal_words,
+    time_unit,
+    tokens_text,
+)
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "number"),
+    [
+        ("tokens_per_s", 41_230.4, "41,230 tokens/s", "41,230"),
+        ("tokens_per_s_per_gpu", 7.5, "7.50 tokens/s/GPU", "7.50"),
+        ("time_to_tokens", 90.0, "1.50 min", "1.50 min"),
+        ("time_to_tokens", 7200.0, "2.00 h", "2.00 h"),
+        ("time_to_tokens", 864_000.0, "10.0 days", "10.0 days"),
+        ("peak_bytes", 12.34 * GIB, "12.3 GiB", "12.3 GiB"),
+        ("loss", 3.25, "loss 3.250", "3.250"),
+        ("cost", 1234.5, "cost 1,234", "1,234"),
+    ],
+)
+def test_a_value_is_written_in_its_unit(name: str, value: float, text: str, number: str) -> None:
+    goal = Goal(name=name, tokens=1e9)
+    assert (goal_text(goal, value), goal_number(goal, value)) == (text, number)
+
+
+def test_every_goal_has_words() -> None:
+    words = [goal_words(Goal(name=name, tokens=1e9)) for name in GOALS]
+    assert not set(words) & (set(GOALS) - {"loss"})
+    assert "time to 1e9 tokens" in words
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(1e9, "1e9"), (2.5e10, "2.5e10"), (5000.0, "5e3"), (12_345.0, "12345")]
+)
+def test_tokens_are_written_as_one_types_them(tokens: float, text: str) -> None:
+    assert tokens_text(tokens) == text
+
+
+def test_small_and_large_numbers_keep_about_three_digits() -> None:
+    numbers = (0.001234, 0.5, 5.5, 55.55, 555.5, 55_555.5)
+    assert [digits(number) for number in numbers] == ["0.00123", "0.50", "5.50", "55.5", "556", "55,556"]
+
+
+def test_the_longest_time_names_the_unit() -> None:
+    assert [time_unit(times)[0] for times in ([], [59.0], [1.0, 61.0], [3600.0], [3 * 86_400.0])] == [
+        "s",
+        "s",
+        "min",
+        "h",
+        "days",
+    ]

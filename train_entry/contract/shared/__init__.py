@@ -1,0 +1,1 @@
+"""Words, files and figures that jobs and studies share."""

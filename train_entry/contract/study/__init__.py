@@ -1,0 +1,1 @@
+"""A study: its records, its goals, and everything that is derived from them."""

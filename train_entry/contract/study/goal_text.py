@@ -1,0 +1,72 @@
+"""How a goal and its values are written, wherever they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from train_entry.contract.study.goals import SECONDS_PER_HOUR, Goal
+
+GIB = 2**30
+HOURS_PER_DAY = 24
+_WORDS = {
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "time_to_tokens": "time to {tokens} tokens",
+    "peak_bytes": "peak memory",
+    "loss": "loss",
+    "cost": "cost of {tokens} tokens",
+}
+# From so many seconds on a time is given in this unit.
+_TIME_UNITS = (
+    (3 * HOURS_PER_DAY * SECONDS_PER_HOUR, "days", HOURS_PER_DAY * SECONDS_PER_HOUR),
+    (SECONDS_PER_HOUR, "h", SECONDS_PER_HOUR),
+    (60, "min", 60),
+    (0, "s", 1),
+)
+
+
+def goal_words(goal: Goal) -> str:
+    """What is sought: `tokens/s/GPU`, `time to 1e9 tokens`."""
+    return _WORDS.get(goal.name, goal.name).format(tokens=tokens_text(goal.tokens))
+
+
+def goal_text(goal: Goal, value: float) -> str:
+    """A value with its unit: `41,230 tokens/s/GPU`, `3.21 h`, `12.3 GiB`, `loss 3.250`, `cost 12.3`."""
+    match goal.name:
+        case "time_to_tokens":
+            unit, unit_s = time_unit([value])
+            return f"{digits(value / unit_s)} {unit}"
+        case "peak_bytes":
+            return f"{digits(value / GIB)} GiB"
+        case "loss":
+            return f"loss {value:.3f}"
+        case "cost":
+            return f"cost {digits(value)}"
+    return f"{digits(value)} {goal_words(goal)}"
+
+
+def goal_number(goal: Goal, value: float) -> str:
+    """The same without the unit of throughputs and costs, for the second and third of several."""
+    text = goal_text(goal, value)
+    return text.removesuffix(f" {goal_words(goal)}").removeprefix("loss ").removeprefix("cost ")
+
+
+def digits(value: float) -> str:
+    """To about three digits: 12,345; 123; 12.3; 1.23; 0.00123."""
+    size = abs(value)
+    if size < 0.1:
+        return f"{value:.3g}"
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def tokens_text(tokens: float) -> str:
+    """As one types it: 1e9, 2.5e10."""
+    text = f"{tokens:.3g}" if float(f"{tokens:.3g}") == tokens else f"{tokens:.0f}"
+    return text.replace("e+0", "e").replace("e+", "e")
+
+
+def time_unit(seconds: Iterable[float]) -> tuple[str, float]:
+    """The unit in which the longest of some times is read best, and its seconds."""
+    longest = max(seconds, default=0.0)
+    return next((name, unit_s) for least, name, unit_s in _TIME_UNITS if longest >= least)

@@ -1,0 +1,1 @@
+"""The ways to run a model over its ranks: torch DDP, DeepSpeed ZeRO, DeepSpeed pipelines."""

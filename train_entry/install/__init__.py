@@ -1,0 +1,1 @@
+"""Programs that make a machine ready: the environment, torch, DeepSpeed operators."""

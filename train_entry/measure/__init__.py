@@ -1,0 +1,1 @@
+"""Measurements of a running trial: step times, memory, the health of the card."""
