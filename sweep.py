@@ -19,64 +19,64 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-ROOT = Path(__file__).resolve().parent
-sys.path.append(str(ROOT / "sweeps" / "_hydra"))  # where Hydra finds the sweeper; see the plugin itself
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and we print one line instead of ten
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
-import hydra  # noqa: E402
-from hydra.core.config_loader import ConfigLoader  # noqa: E402
-from hydra.core.global_hydra import GlobalHydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
-
-from analysis.load import load_study  # noqa: E402
-from analysis.ranking import winner as find_winner  # noqa: E402
-from analysis.table import show, write_csv  # noqa: E402
-from analysis.trial import show_trial  # noqa: E402
-from sweeps.cluster.choose import Place, close_cluster, find_place, open_cluster  # noqa: E402
-from sweeps.cluster.node.devices import find_gpus  # noqa: E402
-from sweeps.config.compose import (  # noqa: E402
+from analysis.load import load_study
+from analysis.ranking import winner as find_winner
+from analysis.table import show, write_csv
+from analysis.trial import show_trial
+from sweeps.cluster.choose import Target, close_cluster, find_target, open_cluster
+from sweeps.cluster.node.devices import find_gpus
+from sweeps.config.compose import (
     CONFIG_ERRORS,
     Composer,
     describe,
     register_resolvers,
     register_schema,
 )
-from sweeps.config.inputs import require_inputs  # noqa: E402
-from sweeps.config.models import model_shape  # noqa: E402
-from sweeps.config.schema import SweepConfig  # noqa: E402
-from sweeps.errors import ConfigError, SweepError, TrackingError  # noqa: E402
-from sweeps.estimate.estimator import Forecaster, hardware_for  # noqa: E402
-from sweeps.estimate.fit import require_room, room_of  # noqa: E402
-from sweeps.plan.planner import Planner  # noqa: E402
-from sweeps.search.gate import Admission  # noqa: E402
-from sweeps.search.proposer import make_director, rules_for  # noqa: E402
-from sweeps.search.pruning import Pruning  # noqa: E402
-from sweeps.search.sampler import Searcher, require_searchable  # noqa: E402
-from sweeps.show.display import Display, make_display  # noqa: E402
-from sweeps.show.dry_run import list_plans  # noqa: E402
-from sweeps.show.dry_run_file import require_target, write_listing  # noqa: E402
-from sweeps.show.dry_run_view import show_listing  # noqa: E402
-from sweeps.show.estimates import basis  # noqa: E402
-from sweeps.show.observer import StudyObserver  # noqa: E402
-from sweeps.space.dimensions import Point  # noqa: E402
-from sweeps.space.grammar import Request, pinned_values, read_request, without_idle  # noqa: E402
-from sweeps.space.points import Settings  # noqa: E402
-from sweeps.study.earlier import earlier_trials  # noqa: E402
-from sweeps.study.export import write_best  # noqa: E402
-from sweeps.study.ledger import Ledger, exclusive, open_study  # noqa: E402
-from sweeps.study.limits import Limits, StopReason  # noqa: E402
-from sweeps.study.loop import StudyLoop  # noqa: E402
-from sweeps.study.record import collection_name, comparable, joined_record, study_record  # noqa: E402
-from sweeps.tracking.content import artifact_root, default_uri, is_server, ui_command  # noqa: E402
-from sweeps.tracking.mlflow import (  # noqa: E402
+from sweeps.config.inputs import require_inputs
+from sweeps.config.models import model_shape
+from sweeps.config.schema import SweepConfig
+from sweeps.errors import ConfigError, SweepError, TrackingError
+from sweeps.estimate.estimator import Estimator, hardware_for
+from sweeps.estimate.fit import require_room, room_of
+from sweeps.paths import HYDRA_PLUGINS
+from sweeps.plan.planner import Planner
+from sweeps.search.gate import Gate
+from sweeps.search.proposer import make_proposer, rules_for
+from sweeps.search.pruning import Pruning
+from sweeps.search.sampler import Sampler, require_searchable
+from sweeps.show.display import Display, make_display
+from sweeps.show.dry_run import list_plans
+from sweeps.show.dry_run_file import require_target, write_listing
+from sweeps.show.dry_run_view import show_listing
+from sweeps.show.estimates import basis
+from sweeps.show.observer import StudyObserver
+from sweeps.space.dimensions import Point
+from sweeps.space.grammar import Request, pinned_values, read_request, without_inactive
+from sweeps.space.points import Settings
+from sweeps.study.earlier import earlier_trials
+from sweeps.study.export import write_best
+from sweeps.study.ledger import Ledger, exclusive, open_study
+from sweeps.study.limits import Limits, StopReason
+from sweeps.study.loop import StudyLoop
+from sweeps.study.record import collection_name, comparable, joined_record, study_record
+from sweeps.tracking.content import artifact_root, default_uri, is_server, ui_command
+from sweeps.tracking.mlflow import (
     BackgroundTracker,
     MlflowTracker,
     NoTracker,
     Tracker,
     shown_attempt,
 )
-from train_entry.contract import State, StudyDir, StudyRecord, read_document  # noqa: E402
+from train_entry.contract import Ranking, State, StudyDir, StudyRecord, read_document
+
+sys.path.append(str(HYDRA_PLUGINS))  # where Hydra finds the sweeper; see the plugin itself
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and we print one line instead of ten
 
 OK, ERROR, BAD_CONFIG, NO_FEASIBLE_TRIAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -87,11 +87,11 @@ class Session:
 
     config: SweepConfig
     request: Request
-    place: Place  # where trials run
+    target: Target  # where trials run
     record: StudyRecord
     directory: StudyDir
     planner: Planner
-    forecaster: Forecaster
+    estimator: Estimator
     single: Point | None  # the one point to measure, anew; None: search
 
 
@@ -124,9 +124,11 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
         tracker, browser = open_tracker(session, study)
         ledger = Ledger(session.directory)
         known = work_on_record(ledger)
+        ranking = Ranking(ledger.trials, session.record.goal)
         for trial in ledger.trials:  # what an earlier start could not record; what is known costs little
             if trial.state.is_closed:
-                tracker.record(trial, shown_attempt(session.directory.trial(trial.number), trial))
+                folder = session.directory.trial(trial.number)
+                tracker.record(trial, shown_attempt(folder, trial), ranking.drift(trial))
         reason = search(session, ledger, display, tracker)
         tracker.close()
         return report(session, ledger, reason, browser, fresh=work_on_record(ledger) > known)
@@ -137,10 +139,10 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
-    place = find_place(config)
-    machine = place.machine
+    target = find_target(config)
+    machine = target.machine
     settings = Settings(request.composer, machine)
-    request = without_idle(request, settings.matters)
+    request = without_inactive(request, settings.is_active)
     require_searchable(request.space, config.search)
     model = model_shape(config.model)
     flat = request.composer.flat()
@@ -148,42 +150,42 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     point: Point | None = None
     if single:
         record, point = single_trial(record, request, config)
-        point = {key: value for key, value in point.items() if settings.matters(key, point)}
+        point = {key: value for key, value in point.items() if settings.is_active(key, point)}
     planner = Planner(request.composer, model, machine, record.name)
     room, hardware = room_of(config.cluster, config.gate, machine), hardware_for(machine)
     require_room(room, hardware)
-    forecaster = Forecaster(model, hardware, room, config.gate)
+    estimator = Estimator(model, hardware, room, config.gate)
     if config.gate.earlier_studies:
-        forecaster.learn(earlier_trials(Path(config.studies_dir), record))
+        estimator.learn(earlier_trials(Path(config.studies_dir), record))
     if not config.dry_run:  # which says itself that nothing is legal, and why
         planner.require_legal(request.space)
     return Session(
         config=config,
         request=request,
-        place=place,
+        target=target,
         record=record,
         directory=StudyDir(Path(config.studies_dir).absolute() / record.name),
         planner=planner,
-        forecaster=forecaster,
+        estimator=estimator,
         single=point,
     )
 
 
 def list_only(session: Session) -> int:
     """Print the plans of the space with their estimates, or why they are illegal; launch nothing."""
-    planner, forecaster, config = session.planner, session.forecaster, session.config
+    planner, estimator, config = session.planner, session.estimator, session.config
     to = Path(config.dry_run_to) if config.dry_run_to else None
     if to is not None:
         require_target(to)
-    forecaster.learn(Ledger(session.directory).trials)
+    estimator.learn(Ledger(session.directory).trials)
     listing = list_plans(
         session.request.space,
         planner.plan,
-        planner.matters,
+        planner.is_active,
         config.search.seed,
-        forecaster.estimate,
+        estimator.estimate,
         session.record.goal,
-        basis(hardware_for(session.place.machine), forecaster.room, config.gate, forecaster.observations),
+        basis(hardware_for(session.target.machine), estimator.room, config.gate, estimator.observations),
     )
     if to is not None:
         write_listing(listing, to)
@@ -227,33 +229,31 @@ def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[st
 def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
     """Run the loop to its end, or to Ctrl-C."""
     config = session.config
-    machine = session.place.machine
+    machine = session.target.machine
     parallel = config.cluster.parallel or machine.nodes
     limits = limits_of(config)
     planner, space = session.planner, session.request.space
-    points = 0 if session.single is not None else space.size(planner.matters)
-    observer = StudyObserver(ledger, limits, display, tracker, parallel, points)
+    points = 0 if session.single is not None else space.size(planner.is_active)
     goals = session.record.goals
-    searcher = Searcher(space, config.search, len(ledger.trials), planner.matters, len(goals))
-    gate = config.gate
-    admission = Admission(session.forecaster, gate.enabled, gate.borderline, config.search.dominance)
+    observer = StudyObserver(ledger, goals[0], limits, display, tracker, parallel, points)
+    sampler = Sampler(space, config.search, len(ledger.trials), planner.is_active, len(goals))
+    gate = Gate(session.estimator, config.gate.enabled, config.gate.borderline, config.search.dominance)
     rules = rules_for(config, goals, machine, points)
-    cluster = open_cluster(session.place, parallel, session.directory, display.message)
+    cluster = open_cluster(session.target, parallel, session.directory, display.message)
     loop = StudyLoop(
         study=session.record,
         planner=planner,
-        searcher=searcher,
-        director=make_director(rules, space, planner, searcher, admission),
+        proposer=make_proposer(rules, space, planner, sampler, gate),
         cluster=cluster,
         ledger=ledger,
-        admission=admission,
+        gate=gate,
         limits=limits,
         observer=observer,
         cancel_on_interrupt=config.cluster.on_interrupt == "cancel",
         check_best=config.check.best,
         confirm=config.confirm,
         futility=config.measure.futility,
-        pruning=Pruning(searcher, goals[0]) if config.search.pruner != "none" else None,
+        pruning=Pruning(sampler, goals[0]) if config.search.pruner != "none" else None,
         interrupted=Interrupt(),
     )
     display.start(session.record)
@@ -302,7 +302,7 @@ class Interrupt:
 
 def work_on_record(ledger: Ledger) -> int:
     """Grows whenever a trial is opened or launched."""
-    return sum(1 + trial.attempts for trial in ledger.trials)
+    return sum(1 + len(trial.attempts) for trial in ledger.trials)
 
 
 def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[str], fresh: bool) -> int:

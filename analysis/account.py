@@ -5,18 +5,28 @@ What was spared is an estimate: what finding out would have cost, by what it did
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from analysis.load import Study
 from analysis.text import hours
-from train_entry.contract import Failure, FailureKind, Measurement, Purpose, State, Trial
-from train_entry.contract.study.goal_text import digits
+from train_entry.contract import (
+    Attempt,
+    AttemptKind,
+    Failure,
+    FailureKind,
+    Measurement,
+    Purpose,
+    State,
+    Trial,
+    digits,
+)
+from train_entry.contract.study.trial import TRIES
 
 OUT_OF_MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
 PRICE_KEY = "cluster.price_per_gpu_hour"
-Seconds = Mapping[tuple[int, int], float]  # by trial and attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +67,8 @@ class _Parts:
 
 
 def account(study: Study) -> Account:
-    """What the records of a study say; where an attempt left no seconds, an equal share of its trial's."""
-    parts = {trial.number: _parts(trial, study.attempt_gpu_s) for trial in study.trials}
+    """GPU-seconds by what they were spent on, from the records of all attempts."""
+    parts = {trial.number: _parts(trial) for trial in study.trials}
     failures = {trial.number: trial for trial in study.trials if isinstance(trial.outcome, Failure)}
     ran_out = {number for number, trial in failures.items() if _ran_out(trial)}
     lost_s = sum(part.lost_s for part in parts.values())
@@ -102,41 +112,23 @@ def _listed(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{hours(seconds)} {what}" for what, seconds in parts.items() if seconds > 0)
 
 
-def _parts(trial: Trial, known: Seconds) -> _Parts:
+def _parts(trial: Trial) -> _Parts:
     """Every attempt has one purpose; together they have what the trial has."""
-    if trial.attempts < 2:
-        return _Parts(own_s=trial.gpu_s)
-    seconds = _attempt_s(trial, known)
-    by_purpose = {repeat.attempt: repeat.purpose for repeat in trial.repeats}
-    failed = {repeat.attempt for repeat in trial.repeats if isinstance(repeat.outcome, Failure)}
-    own = trial.measured_attempt or _last_own(trial)
-    found = {"confirmation_s": 0.0, "drift_s": 0.0, "check_s": 0.0, "lost_s": 0.0, "own_s": 0.0}
-    for attempt, spent_s in seconds.items():
-        if attempt == own:
-            found["own_s"] += spent_s
-        elif attempt == trial.check_attempt:
-            found["check_s"] += spent_s
-        elif attempt in failed or attempt not in by_purpose:
-            found["lost_s"] += spent_s
-        else:
-            is_confirmed = by_purpose[attempt] is Purpose.CONFIRM
-            found["confirmation_s" if is_confirmed else "drift_s"] += spent_s
+    own = trial.counted or next((attempt for attempt in trial.attempts[::-1] if attempt.kind in TRIES), None)
+    found: defaultdict[str, float] = defaultdict(float)
+    for attempt in trial.attempts:
+        found[_purpose(attempt, own)] += attempt.gpu_s
     return _Parts(**found)
 
 
-def _attempt_s(trial: Trial, known: Seconds) -> dict[int, float]:
-    """GPU-seconds by attempt; those that left none share what the others leave of the trial's."""
-    attempts = range(1, trial.attempts + 1)
-    found = {number: known[trial.number, number] for number in attempts if (trial.number, number) in known}
-    missing = [number for number in attempts if number not in found]
-    rest_s = max(0.0, trial.gpu_s - sum(found.values()))
-    return found | {number: rest_s / len(missing) for number in missing}
-
-
-def _last_own(trial: Trial) -> int:
-    """The last attempt that was for the trial's own outcome."""
-    others = {repeat.attempt for repeat in trial.repeats} | {trial.check_attempt}
-    return max((n for n in range(1, trial.attempts + 1) if n not in others), default=0)
+def _purpose(attempt: Attempt, own: Attempt | None) -> str:
+    if attempt is own:
+        return "own_s"
+    if attempt.kind is AttemptKind.CHECK and not attempt.is_replaced:
+        return "check_s"
+    if attempt.is_replaced or isinstance(attempt.outcome, Failure):
+        return "lost_s"
+    return "confirmation_s" if attempt.purpose is Purpose.CONFIRM else "drift_s"
 
 
 def _ran_out(trial: Trial) -> bool:
@@ -150,13 +142,13 @@ def _ranks(trial: Trial) -> int:
 def _startup_s(trial: Trial) -> float:
     """Of a reused trial none: it started nothing."""
     seen = trial.outcome
-    return _ranks(trial) * seen.startup_s if isinstance(seen, Measurement) and trial.attempts else 0.0
+    return _ranks(trial) * seen.startup_s if isinstance(seen, Measurement) and trial.is_launched else 0.0
 
 
 def _gate_s(trials: Iterable[Trial], parts: Mapping[int, _Parts]) -> float:
     """Each plan that was refused would have been launched once, to run out of memory."""
     known = list(trials)
-    ran_out = [parts[trial.number].own_s for trial in known if _ran_out(trial) and trial.attempts]
+    ran_out = [parts[trial.number].own_s for trial in known if _ran_out(trial) and trial.is_launched]
     started = [started_s for trial in known if (started_s := _startup_s(trial)) > 0]
     refused = {trial.fingerprint or f"trial {trial.number}" for trial in known if trial.is_refused}
     return len(refused) * median(ran_out or started or [0.0])

@@ -10,7 +10,7 @@ from operator import attrgetter
 from analysis.load import Study
 from analysis.ranking import pareto
 from analysis.row import TrialRow
-from analysis.text import short
+from analysis.text import cell_text
 from train_entry.contract import Scalar
 
 Cell = Callable[[TrialRow], Scalar]
@@ -28,9 +28,9 @@ _CELLS: Mapping[str, Cell] = {
     "peak_bytes": attrgetter("peak_bytes"),
     "loss": attrgetter("loss"),
     "gpu_s": attrgetter("gpu_s"),
-    "rung": attrgetter("rung"),
+    "rung": attrgetter("baseline"),
     "parent": attrgetter("parent"),
-    "yardstick": lambda row: row.is_yardstick or None,
+    "yardstick": lambda row: row.is_single_gpu or None,
     "steps": attrgetter("steps"),
     "ended": lambda row: row.ended.value if row.ended else None,
     "spared_steps": lambda row: None if row.steps is None else row.spared_steps,
@@ -64,7 +64,7 @@ def knobs_that_differ(study: Study) -> list[str]:
     """Knobs with more than one value so far; all of them while there is but one trial to see."""
     if len(study.rows) < 2:
         return knobs(study)
-    return [knob for knob in knobs(study) if len({short(row.values.get(knob)) for row in study.rows}) > 1]
+    return [knob for knob in knobs(study) if len({cell_text(row.values.get(knob)) for row in study.rows}) > 1]
 
 
 def cells(study: Study) -> dict[str, Cell]:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.account import OUT_OF_MEMORY
-from analysis.load import Study, attempt_seconds
+from analysis.load import Study
 from train_entry.contract import (
+    Attempt,
     AttemptDir,
     Failure,
     Measurement,
     Outcome,
     Plan,
-    Repeat,
     StepMetrics,
     Trial,
     TrialSpec,
@@ -36,8 +36,8 @@ def export_lines(study: Study) -> Iterator[str]:
     """JSON texts: the study, then every trial that ran and came to an end, in the order of their numbers."""
     yield _text(_header(study))
     for trial in study.trials:
-        if trial.plan is not None and trial.attempts and trial.outcome is not None:
-            yield _text(_row(study, trial, trial.plan, trial.outcome))
+        if trial.plan is not None and trial.shown is not None and trial.outcome is not None:
+            yield _text(_row(study, trial, trial.plan, trial.shown, trial.outcome))
 
 
 def _header(study: Study) -> Line:
@@ -55,9 +55,9 @@ def _header(study: Study) -> Line:
     }
 
 
-def _row(study: Study, trial: Trial, plan: Plan, outcome: Outcome) -> Line:
+def _row(study: Study, trial: Trial, plan: Plan, shown: Attempt, outcome: Outcome) -> Line:
     place = study.directory.trial(trial.number)
-    attempt = place.attempt(trial.measured_attempt or trial.attempts)
+    attempt = place.attempt(shown.number)
     spec = _spec(attempt)
     return {
         "number": trial.number,
@@ -67,12 +67,12 @@ def _row(study: Study, trial: Trial, plan: Plan, outcome: Outcome) -> Line:
         "fingerprint": trial.fingerprint,
         "state": trial.state,
         "origin": trial.origin,
-        "rung": trial.rung,
-        "yardstick": trial.is_yardstick,
-        "drift": trial.drift,
-        "shared": trial.shared,
+        "rung": trial.baseline,
+        "yardstick": trial.is_single_gpu,
+        "drift": study.ranking.drift(trial),
+        "shared": trial.is_shared,
         **_seen(attempt, plan, outcome),
-        "seconds": _seconds(trial, attempt, plan),
+        "seconds": shown.gpu_s / plan.ranks,
         "gpu_s": trial.gpu_s,
         "memory_limit_bytes": spec.memory_limit_bytes if spec else None,
         "measure": spec.measure if spec else None,
@@ -80,18 +80,17 @@ def _row(study: Study, trial: Trial, plan: Plan, outcome: Outcome) -> Line:
         "repeats": [
             line
             for repeat in trial.repeats
-            if (line := _repeat(place.attempt(repeat.attempt), plan, repeat)) is not None
+            if (line := _repeat(place.attempt(repeat.number), plan, repeat)) is not None
         ],
     }
 
 
-def _repeat(attempt: AttemptDir, plan: Plan, repeat: Repeat) -> Line | None:
+def _repeat(directory: AttemptDir, plan: Plan, repeat: Attempt) -> Line | None:
     """None: it still runs."""
     if repeat.outcome is None:
         return None
-    seconds = attempt_seconds(attempt, plan.ranks)
-    about = {"attempt": repeat.attempt, "purpose": repeat.purpose, "turn": repeat.turn, "seconds": seconds}
-    return {**about, **_seen(attempt, plan, repeat.outcome)}
+    about = {"attempt": repeat.number, "purpose": repeat.purpose, "turn": repeat.round}
+    return {**about, "seconds": repeat.gpu_s / plan.ranks, **_seen(directory, plan, repeat.outcome)}
 
 
 def _seen(attempt: AttemptDir, plan: Plan, outcome: Outcome) -> Line:
@@ -135,12 +134,6 @@ def _steps_s(plan: Plan, seen: Measurement) -> list[float]:
     if not ranks or plan.pipeline == 1:
         return list(ranks[0].step_s) if ranks else []
     return [max(together) for together in zip(*(rank.step_s for rank in ranks), strict=False)]
-
-
-def _seconds(trial: Trial, attempt: AttemptDir, plan: Plan) -> float:
-    """The attempt's; where its supervisors left nothing, an equal share of the trial's."""
-    known = attempt_seconds(attempt, plan.ranks)
-    return trial.gpu_s / plan.ranks / trial.attempts if known is None else known
 
 
 def _spec(attempt: AttemptDir) -> TrialSpec | None:

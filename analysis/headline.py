@@ -1,39 +1,39 @@
-"""What a study came to: the gain over the best rung, the winner's interval, how it scales. Pure."""
+"""What a study came to: the gain over the best baseline, the winner's interval, how it scales. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from analysis.load import Study
-from analysis.ranking import best, best_rung, can_win, confirmed, winner
+from analysis.ranking import best, best_baseline, confirmed, winner
 from analysis.row import TrialRow
 from train_entry.contract import Goal, Standing, Winner
 from train_entry.contract.study.goal_text import goal_number, goal_text
 
 
 def headline(study: Study) -> list[str]:
-    """Best against the best rung first; nothing of a study without ladder and confirmation."""
+    """Best against the best baseline first; nothing of a study without baselines and confirmation."""
     return [*_gain(study), *_confirmation(study), *_scaling(study)]
 
 
 def _gain(study: Study) -> Iterator[str]:
     first = winner(study)
     said = study.winner if confirmed(study) else None
-    rung = _row(study, said.rung) if said and said.rung is not None else best_rung(study.rows)
-    if first is None or rung is None:
+    baseline = _row(study, said.baseline) if said and said.baseline is not None else best_baseline(study.rows)
+    if first is None or baseline is None:
         return
     once = "" if said else " (each measured once, not confirmed)"
-    if rung.number == first.number:
-        yield f"best against the best rung: none is better than that rung, {rung.name}{once}"
+    if baseline.number == first.number:
+        yield f"best against the best baseline: none is better than that baseline, {baseline.name}{once}"
     elif said and said.gain is not None:
         interval = ""
         if said.gain_low is not None and said.gain_high is not None:
             interval = f" ({said.confidence:.0%}: {said.gain_low:.2f} to {said.gain_high:.2f})"
-        yield f"best against the best rung: {_times(study.goal, said.gain)} {rung.name}{interval}"
-    elif first.objective and rung.objective:
-        gain = study.goal.gain(first.objective, rung.objective)
+        yield f"best against the best baseline: {_times(study.goal, said.gain)} {baseline.name}{interval}"
+    elif first.objective and baseline.objective:
+        gain = study.goal.gain(first.objective, baseline.objective)
         alone = once or " (not measured again together)"
-        yield f"best against the best rung: {_times(study.goal, gain)} {rung.name}{alone}"
+        yield f"best against the best baseline: {_times(study.goal, gain)} {baseline.name}{alone}"
 
 
 def _times(goal: Goal, gain: float) -> str:
@@ -73,21 +73,21 @@ def _tied(said: Winner) -> list[int]:
 def _scaling(study: Study) -> Iterator[str]:
     """Of the winner, against a plan on fewer ranks."""
     first = winner(study)
-    yardstick = _yardstick(study.rows)
+    single_gpu = _single_gpu_baseline(study.rows)
     speed = _speed(first)
-    alone = _speed(yardstick)
-    if first is None or yardstick is None or not speed or not alone or first.ranks == yardstick.ranks:
+    alone = _speed(single_gpu)
+    if first is None or single_gpu is None or not speed or not alone or first.ranks == single_gpu.ranks:
         return
-    ranks = "1 rank" if yardstick.ranks == 1 else f"{yardstick.ranks} ranks"
+    ranks = "1 rank" if single_gpu.ranks == 1 else f"{single_gpu.ranks} ranks"
     yield (
         f"scaling efficiency: {speed / alone:.1%}, the tokens/s/GPU of trial {first.number:04d} "
-        f"on {first.ranks} ranks over those of {yardstick.name} on {ranks}"
+        f"on {first.ranks} ranks over those of {single_gpu.name} on {ranks}"
     )
 
 
-def _yardstick(rows: Iterable[TrialRow]) -> TrialRow | None:
+def _single_gpu_baseline(rows: Iterable[TrialRow]) -> TrialRow | None:
     """The fastest of those on the fewest ranks."""
-    found = [row for row in rows if row.is_yardstick and row.tokens_per_s_per_gpu]
+    found = [row for row in rows if row.is_single_gpu and row.tokens_per_s_per_gpu]
     return min(found, key=lambda row: (row.ranks or 0, -(_speed(row) or 0.0)), default=None)
 
 
@@ -98,7 +98,7 @@ def _speed(row: TrialRow | None) -> float | None:
 
 
 def _row(study: Study, number: int) -> TrialRow | None:
-    return next((row for row in study.rows if row.number == number and can_win(row)), None)
+    return next((row for row in study.rows if row.number == number and row.can_win), None)
 
 
 def _numbers(numbers: Iterable[int]) -> str:

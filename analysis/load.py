@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
 from analysis.row import TrialRow, row_of
 from train_entry.contract import (
     GOALS,
-    AttemptDir,
-    ContractError,
     Goal,
     Measurement,
     Outcome,
-    RankExit,
+    Ranking,
     State,
     StepMetrics,
     StudyDir,
@@ -24,6 +22,7 @@ from train_entry.contract import (
     Winner,
     read_document,
     read_lines,
+    read_trial,
 )
 
 LOSS_STEPS = 5  # a loss is the mean over so many steps, as in Measurement.loss
@@ -44,20 +43,22 @@ class Study:
     loss_tokens: int | None  # the most that every trial with a loss reached: where losses are compared
     checked: bool = False  # losses are those of checks, longer runs of the best; others have none
     winner: Winner | None = None  # what the confirmation came to; None: there was none
-    attempt_gpu_s: Mapping[tuple[int, int], float] = field(
-        default_factory=dict
-    )  # by trial and attempt, if known
     warnings: tuple[str, ...] = ()
 
     @property
     def goals(self) -> tuple[Goal, ...]:
         """What is sought, the most important first."""
-        return self.record.goals or (self.record.goal,)
+        return self.record.goals
 
     @property
     def goal(self) -> Goal:
         """What ranks the trials."""
         return self.record.goal
+
+    @property
+    def ranking(self) -> Ranking:
+        """The trials by the first goal."""
+        return Ranking(self.trials, self.goal)
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -74,14 +75,17 @@ def load_study(directory: StudyDir) -> Study:
     trials, warnings = _trials(directory)
     warnings += _unknown_goals(directory, record)
     winner = _winner(directory, record.goal, warnings)
-    checked = any(isinstance(trial.check, Measurement) for trial in trials.values())
+    checked = any(isinstance(_checked(trial), Measurement) for trial in trials.values())
     trained = {number: trial for number, trial in trials.items() if _has_loss(trial, checked)}
     streams = {number: _stream(directory.trial(number), trial, checked) for number, trial in trained.items()}
     tokens = _common_tokens(trained.values(), streams, checked)
+    ranking = Ranking(trials.values(), record.goal)
+    contenders = {trial.number for _, trial in ranking.contenders}
     rows = []
     for trial in trials.values():
         source = _source(trial, trials)
-        row = row_of(trial, source, record.goals or (record.goal,))
+        row = row_of(trial, source, record.goals, ranking.drift(source))
+        row = replace(row, can_win=trial.number in contenders)
         if tokens is not None and source.number in streams:
             row = _with_loss(row, _run(source, checked), streams[source.number], tokens)
         rows.append(row)
@@ -93,39 +97,15 @@ def load_study(directory: StudyDir) -> Study:
         loss_tokens=tokens,
         checked=checked,
         winner=winner,
-        attempt_gpu_s=dict(_attempts(directory, trials.values())),
         warnings=tuple(warnings),
     )
-
-
-def attempt_seconds(attempt: AttemptDir, ranks: int) -> float | None:
-    """The longest life of a rank's process; None where no supervisor has said."""
-    found = []
-    for rank in range(ranks):
-        try:
-            ended = read_document(attempt.exit(rank), RankExit)
-        except (ContractError, OSError):
-            continue
-        if ended is not None:
-            found.append(ended.seconds)
-    return max(found, default=None)
-
-
-def _attempts(directory: StudyDir, trials: Iterable[Trial]) -> Iterable[tuple[tuple[int, int], float]]:
-    """GPU-seconds of the attempts of trials that have several: of one, the trial's own say all."""
-    for trial in trials:
-        ranks = trial.plan.ranks if trial.plan else 0
-        for number in range(1, trial.attempts + 1) if trial.attempts > 1 else ():
-            seconds = attempt_seconds(directory.trial(trial.number).attempt(number), ranks)
-            if seconds is not None:
-                yield (trial.number, number), ranks * seconds
 
 
 def _unknown_goals(directory: StudyDir, record: StudyRecord) -> list[str]:
     known = {*GOALS, *(known.name for known in fields(Measurement))}
     return [
         f"{directory.record}: no measurement has the objective '{goal.name}': nothing is ranked by it"
-        for goal in record.goals or (record.goal,)
+        for goal in record.goals
         if goal.name not in known
     ]
 
@@ -172,7 +152,7 @@ def _trials(directory: StudyDir) -> tuple[dict[int, Trial], list[str]]:
 
 
 def _trial(directory: StudyDir, place: TrialDir) -> Trial:
-    trial = read_document(place.record, Trial)
+    trial = read_trial(place)
     if trial is None:
         raise FileNotFoundError(f"{place.record}: it has just gone")
     if directory.trial(trial.number) != place:
@@ -182,7 +162,11 @@ def _trial(directory: StudyDir, place: TrialDir) -> Trial:
 
 def _run(trial: Trial, checked: bool) -> Outcome | None:
     """The run whose loss counts."""
-    return trial.check if checked else trial.outcome
+    return _checked(trial) if checked else trial.outcome
+
+
+def _checked(trial: Trial) -> Outcome | None:
+    return trial.check.outcome if trial.check else None
 
 
 def _has_loss(trial: Trial, checked: bool) -> bool:
@@ -190,10 +174,12 @@ def _has_loss(trial: Trial, checked: bool) -> bool:
 
 
 def _stream(place: TrialDir, trial: Trial, checked: bool) -> tuple[StepMetrics, ...]:
-    """Steps of the attempt whose loss counts; where that is not known, of the latest that recorded any."""
-    attempt = trial.check_attempt if checked else trial.measured_attempt
-    latest_first = range(trial.attempts, 0, -1)
-    for number in latest_first if attempt is None else (attempt,):
+    """Steps of the attempt whose loss counts, or of the latest one that was to measure the same."""
+    attempt = trial.check if checked else trial.counted
+    if attempt is None:
+        return ()
+    numbers = [one.number for one in trial.attempts if one.is_replaced and one.number < attempt.number]
+    for number in (attempt.number, *reversed(numbers)):
         steps = tuple(read_lines(place.attempt(number).metrics, StepMetrics))
         if steps:
             return steps

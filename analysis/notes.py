@@ -12,8 +12,8 @@ from analysis.load import Study
 from analysis.machine import machine_lines
 from analysis.ranking import in_order, pareto, winner
 from analysis.row import TrialRow
-from analysis.text import advised, one_line, short
-from train_entry.contract import Estimate, State
+from analysis.text import advised, one_line
+from train_entry.contract import Estimate, State, short
 from train_entry.contract.study.goal_text import goal_text, goal_words
 
 MAX_NOTES = 20  # unless everything is asked for

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from analysis.load import Study
 from analysis.row import TrialRow
-from train_entry.contract import State
+from train_entry.contract import State, on_front
 
 # What was seen before what was not; within a place, by the first goal, then by number.
 PLACES = {
@@ -24,24 +24,19 @@ PLACES = {
 }
 
 
-def can_win(row: TrialRow) -> bool:
-    """Only what was measured, to a finite number, on the ranks that the study asks."""
-    return row.state is State.MEASURED and not row.is_yardstick and _score(row) > -math.inf
-
-
 def ranked(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """The best first, by what each showed when it was measured first; yardsticks behind those measured."""
-    return sorted(rows, key=lambda row: (PLACES[row.state], row.is_yardstick, -_score(row), row.number))
+    """The best first, by their first measurements; single-GPU baselines behind the others."""
+    return sorted(rows, key=lambda row: (PLACES[row.state], row.is_single_gpu, -_score(row), row.number))
 
 
 def best(rows: Iterable[TrialRow]) -> TrialRow | None:
     """The first of those that can win; None where nothing can. Of equals, the one tried first."""
-    return next(iter(ranked(row for row in rows if can_win(row))), None)
+    return next(iter(ranked(row for row in rows if row.can_win)), None)
 
 
-def best_rung(rows: Iterable[TrialRow]) -> TrialRow | None:
+def best_baseline(rows: Iterable[TrialRow]) -> TrialRow | None:
     """The best of what one tries by hand."""
-    return best(row for row in rows if row.rung is not None)
+    return best(row for row in rows if row.baseline is not None)
 
 
 def winner(study: Study) -> TrialRow | None:
@@ -52,7 +47,7 @@ def winner(study: Study) -> TrialRow | None:
 def confirmed(study: Study) -> TrialRow | None:
     """The winner of the confirmation; None where there was none, or where its trial cannot win any more."""
     number = study.winner.trial if study.winner else None
-    return next((row for row in study.rows if row.number == number and can_win(row)), None)
+    return next((row for row in study.rows if row.number == number and row.can_win), None)
 
 
 def in_order(study: Study) -> list[TrialRow]:
@@ -66,7 +61,7 @@ def in_order(study: Study) -> list[TrialRow]:
     if study.winner is None or first is None:
         return rows
     repeated = [first.number, *(s.trial for s in study.winner.standings if s.trial != first.number)]
-    by_number = {row.number: row for row in rows if can_win(row)}
+    by_number = {row.number: row for row in rows if row.can_win}
     known = [number for number in repeated if number in by_number]
     turn = iter(known)
     rows = [by_number[next(turn)] if row.number in known else row for row in rows]
@@ -77,20 +72,10 @@ def pareto(study: Study) -> frozenset[int]:
     """Numbers of the trials on the front of all goals; none where there is but one goal."""
     if len(study.goals) < 2:
         return frozenset()
-    points = {row.number: _scores(study, row) for row in study.rows if can_win(row)}
+    points = {row.number: _scores(study, row) for row in study.rows if row.can_win}
     complete = {number: scores for number, scores in points.items() if scores is not None}
-    on_front = front(list(complete.values()))
-    return frozenset(number for number, is_on in zip(complete, on_front, strict=True) if is_on)
-
-
-def front(points: Sequence[Sequence[float]]) -> list[bool]:
-    """Whether no other is as good everywhere and better somewhere. Larger is better; ties stay."""
-    return [not any(_dominates(other, point) for other in points) for point in points]
-
-
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+    are_on = on_front(list(complete.values()))
+    return frozenset(number for number, is_on in zip(complete, are_on, strict=True) if is_on)
 
 
 def _scores(study: Study, row: TrialRow) -> tuple[float, ...] | None:

@@ -25,11 +25,12 @@ from train_entry.contract import (
     State,
     TimingEnd,
     Trial,
+    undrifted,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cards:
+class CardHealth:
     """How the cards of a trial were while steps were timed."""
 
     throttled: tuple[str, ...]  # all reasons that slowed any of them, in NVML's words
@@ -47,9 +48,10 @@ class TrialRow:
     state: State
     origin: Origin
     strategy: str | None  # from the plan; of a rejected trial, what was asked, if that varied
-    rung: str | None = None  # its name on the ladder
+    baseline: str | None = None  # its name on the baselines
     parent: int | None = None
-    is_yardstick: bool = False  # on other ranks, for comparison: cannot win
+    is_single_gpu: bool = False  # on other ranks, for comparison: cannot win
+    can_win: bool = False  # it was measured, to a finite value of the first goal, on the ranks asked for
     ranks: int | None = None  # None: rejected
     overrides: tuple[str, ...] = ()
     values: Mapping[str, Scalar] = field(default_factory=dict)  # of the knobs that vary
@@ -64,9 +66,8 @@ class TrialRow:
     drift_repeats: int = 0  # measured again to see whether the machine has changed
     shared: bool = False  # another trial ran on the same node while this was timed
     drift: float = 1.0  # how fast the machine was then, over how fast it was at first
-    sought: tuple[
-        float | None, ...
-    ] = ()  # the study's goals, without drift; None unless finite, as is the loss
+    # The study's goals, without drift; None where a value is not finite, or is a loss that nobody knows.
+    sought: tuple[float | None, ...] = ()
     score: float | None = None  # of the first goal: larger is better
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
@@ -79,7 +80,7 @@ class TrialRow:
     peak_bytes: int | None = None
     memory_kind: MemoryKind | None = None
     mfu: float | None = None
-    cards: Cards | None = None
+    cards: CardHealth | None = None
     is_slowed: bool = False  # by heat or by the power supply
     is_mixed: bool = False  # its ranks ran on different cards
     loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
@@ -106,25 +107,21 @@ def is_refused(state: State, outcome: Outcome | None) -> bool:
     return is_estimated and state is State.INFEASIBLE
 
 
-def row_of(trial: Trial, source: Trial, goals: Sequence[Goal]) -> TrialRow:
-    """A trial, with the measurement of the trial that counts for it; the loss is not filled in yet."""
+def row_of(trial: Trial, source: Trial, goals: Sequence[Goal], drift: float) -> TrialRow:
+    """A trial with the measurement of `source`, which counts for it, taken while the machine had this drift.
+
+    The loss is not filled in yet.
+    """
     row = _without_measurement(trial)
     seen = source.outcome
-    return _with_measurement(row, source, seen, goals) if isinstance(seen, Measurement) else row
+    return _with_measurement(row, source, seen, goals, drift) if isinstance(seen, Measurement) else row
 
 
 def came_from(row: TrialRow) -> str:
-    """Why there is such a trial: `ladder: zero2`, `remedy of 0003`, `prior`."""
-    if row.origin is Origin.LADDER:
-        return f"{row.origin}: {row.rung}" if row.rung else row.origin.value
+    """Why there is such a trial: `baseline`, `remedy of 0003`, `prior`."""
+    if row.is_single_gpu:
+        return "single-GPU baseline"
     return row.origin.value if row.parent is None else f"{row.origin} of {row.parent:04d}"
-
-
-def undrifted(goal: Goal, value: float | None, drift: float) -> float | None:
-    """What it would have been on the machine as it was at first."""
-    if value is None or not goal.is_speed:
-        return value
-    return value / drift if goal.is_maximized else value * drift
 
 
 def _without_measurement(trial: Trial) -> TrialRow:
@@ -135,9 +132,9 @@ def _without_measurement(trial: Trial) -> TrialRow:
         state=trial.state,
         origin=trial.origin,
         strategy=trial.plan.strategy if trial.plan else None if asked is None else str(asked),
-        rung=trial.rung,
+        baseline=trial.baseline,
         parent=trial.parent,
-        is_yardstick=trial.is_yardstick,
+        is_single_gpu=trial.is_single_gpu,
         ranks=trial.plan.ranks if trial.plan else None,
         overrides=trial.overrides,
         values=trial.values,
@@ -159,12 +156,14 @@ def _starts_late(plan: Plan) -> bool:
     return plan.engine is Engine.DEEPSPEED and plan.zero.stage == 0 and is_bf16
 
 
-def _with_measurement(row: TrialRow, source: Trial, seen: Measurement, goals: Sequence[Goal]) -> TrialRow:
-    sought = tuple(undrifted(goal, _value(goal, seen), source.drift) for goal in goals)
+def _with_measurement(
+    row: TrialRow, source: Trial, seen: Measurement, goals: Sequence[Goal], drift: float
+) -> TrialRow:
+    sought = tuple(undrifted(goal, _value(goal, seen), drift) for goal in goals)
     return replace(
         row,
-        shared=source.shared,
-        drift=source.drift,
+        shared=source.is_shared,
+        drift=drift,
         sought=sought,
         score=None if sought[0] is None else goals[0].score(sought[0]),
         tokens_per_s=seen.tokens_per_s,
@@ -178,25 +177,23 @@ def _with_measurement(row: TrialRow, source: Trial, seen: Measurement, goals: Se
         peak_bytes=seen.peak_bytes,
         memory_kind=seen.memory_kind,
         mfu=seen.mfu,
-        cards=_cards(seen),
+        cards=_card_health(seen),
         is_slowed=seen.is_suspect,
         is_mixed=seen.is_mixed,
     )
 
 
 def _value(goal: Goal, seen: Measurement) -> float | None:
-    """None where training is broken, however fast it is, and of a goal that no measurement has."""
-    if not math.isfinite(seen.loss) or not isinstance(getattr(seen, goal.name, 0.0), (int, float)):
-        return None
-    return goal.value(seen)
+    """None where training is broken, however fast it is."""
+    return goal.value(seen) if math.isfinite(seen.loss) else None
 
 
-def _cards(seen: Measurement) -> Cards | None:
+def _card_health(seen: Measurement) -> CardHealth | None:
     found = [rank.health for rank in seen.ranks if rank.health is not None]
     if not found:
         return None
     slowest = min(found, key=lambda card: card.clock_mhz)
-    return Cards(
+    return CardHealth(
         throttled=tuple(sorted({reason for card in found for reason in card.throttled})),
         clock_mhz=slowest.clock_mhz,
         max_clock_mhz=slowest.max_clock_mhz,

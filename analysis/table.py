@@ -18,12 +18,12 @@ from analysis.columns import cells, goal_cell, knobs_that_differ, sorted_by
 from analysis.headline import headline
 from analysis.load import LOSS_STEPS, Study
 from analysis.notes import notes
-from analysis.ranking import PLACES, can_win, in_order, pareto, winner
+from analysis.ranking import PLACES, in_order, pareto, winner
 from analysis.row import TrialRow, came_from
 from analysis.terminal import console_on, needed_width, plain_table, print_whole
-from analysis.text import figure, raw, short, stacked, title
-from train_entry.contract import MemoryKind, Origin, State, write_atomic
-from train_entry.contract.study.goal_text import digits, time_unit, tokens_text
+from analysis.text import cell_text, figure, raw, stacked, title
+from train_entry.contract import GIB, MemoryKind, Origin, State, digits, short, write_atomic
+from train_entry.contract.study.goal_text import time_unit
 
 MAX_ROWS = 40  # unless everything is asked for
 
@@ -68,7 +68,7 @@ def render(study: Study, *, sort: str | None = None, everything: bool = False, n
         table.add_column(Text(part.header), justify=part.justify, no_wrap=part.justify == "right")
     first = winner(study)
     for row in shown:
-        is_shown_dim = PLACES[row.state] >= 3 or row.is_yardstick
+        is_shown_dim = PLACES[row.state] >= 3 or row.is_single_gpu
         style = "bold green" if row is first else "dim" if is_shown_dim else ""
         table.add_row(*(Text(part.text(row)) for part in parts), style=style)
     return table
@@ -97,8 +97,8 @@ def _marks(study: Study) -> Iterator[str]:
     rows = study.rows
     if pareto(study):
         yield "Pareto: no other trial is at least as good by every goal and better by one"
-    if any(row.is_yardstick for row in rows):
-        yield "a yardstick ran on other ranks, to see how plans scale: it cannot win"
+    if any(row.is_single_gpu for row in rows):
+        yield "a single-GPU baseline ran on other ranks, to see how plans scale: it cannot win"
     if any(row.state is State.STOPPED for row in rows):
         yield "stopped trials were timed only until it was known that they are slower than the best"
     if any(row.shared for row in rows):
@@ -120,7 +120,8 @@ class _Column:
 
 
 def _columns(study: Study) -> list[_Column]:
-    ranks = {row.number: str(rank) for rank, row in enumerate(filter(can_win, in_order(study)), 1)}
+    winners = (row for row in in_order(study) if row.can_win)
+    ranks = {row.number: str(rank) for rank, row in enumerate(winners, 1)}
     kinds = {row.memory_kind for row in study.rows if row.memory_kind is not None}
     memory = "RSS GiB" if kinds == {MemoryKind.HOST_RSS} else "peak GiB"
     in_hours = any(row.gpu_s >= 3600 for row in study.rows)
@@ -155,7 +156,7 @@ def _from_column(study: Study) -> list[_Column]:
 
 
 def _knob_column(knob: str) -> _Column:
-    return _Column(header=stacked(knob), text=lambda row: short(row.values.get(knob)))
+    return _Column(header=stacked(knob), text=lambda row: cell_text(row.values.get(knob)))
 
 
 def _goal_columns(study: Study) -> Iterator[_Column]:
@@ -164,12 +165,12 @@ def _goal_columns(study: Study) -> Iterator[_Column]:
     if (times := goal_cell(study, "time_to_tokens")) is not None:
         known = [float(value) for row in study.rows if (value := times(row)) is not None]
         unit, unit_s = time_unit(known)
-        tokens = tokens_text(goals["time_to_tokens"].tokens)
+        tokens = short(goals["time_to_tokens"].tokens)
         yield _Column(
             header=f"{tokens}\ntokens\n{unit}", text=lambda row: figure(_number(times(row)), unit_s)
         )
     if (costs := goal_cell(study, "cost")) is not None:
-        tokens = tokens_text(goals["cost"].tokens)
+        tokens = short(goals["cost"].tokens)
         yield _Column(header=f"{tokens}\ntokens\ncost", text=lambda row: _digits(costs(row)))
 
 
@@ -179,7 +180,7 @@ def _again_column(study: Study) -> list[_Column]:
     known = [float(value) for row in study.rows if (value := again(row)) is not None]
     if not known:
         return []
-    unit, unit_s = {"time_to_tokens": time_unit(known), "peak_bytes": ("GiB", 2**30)}.get(
+    unit, unit_s = {"time_to_tokens": time_unit(known), "peak_bytes": ("GiB", GIB)}.get(
         study.goal.name, ("", 1.0)
     )
     header = f"again\n{unit}" if unit else "again"
@@ -208,8 +209,8 @@ def _more_of_state(row: TrialRow) -> Iterator[str]:
         yield "mixed_cards"
     elif row.state is State.SUSPECT and row.cards:
         yield from row.cards.throttled[:1]
-    if row.is_yardstick:
-        yield "yardstick"
+    if row.is_single_gpu:
+        yield "single-GPU baseline"
 
 
 def _is_corrected(row: TrialRow) -> bool:
@@ -227,8 +228,8 @@ def _step(row: TrialRow) -> str:
 
 def _memory(row: TrialRow) -> str:
     if row.is_refused and row.estimate:
-        return f"~{figure(row.estimate.peak_bytes, 2**30)}"
-    return figure(row.peak_bytes, 2**30)
+        return f"~{figure(row.estimate.peak_bytes, GIB)}"
+    return figure(row.peak_bytes, GIB)
 
 
 def _spread(row: TrialRow) -> str:

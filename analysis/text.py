@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import re
 
-from train_entry.contract import Advice, Scalar, StudyRecord
-from train_entry.contract.study.goal_text import tokens_text
+from train_entry.contract import Advice, Scalar, StudyRecord, digits, short, typed
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:
-    """A number in a unit, to about three digits: 12,345; 123; 12.3; 1.23."""
-    if value is None:
-        return ""
-    scaled = value / unit
-    decimals = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
-    return f"{scaled:,.{decimals}f}"
+    """A number in a unit, to about three digits; empty where there is none."""
+    return "" if value is None else digits(value / unit)
 
 
-def short(value: Scalar) -> str:
-    """A knob's value as one would type it: true, 5e8, 0.0003."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) >= 1e5:
-        text = f"{value:.3g}"
-        return text.replace("e+0", "e").replace("e+", "e") if float(text) == value else str(value)
-    return raw(value)
+def cell_text(value: Scalar) -> str:
+    """A knob's value in a table for people; empty where the trial has none."""
+    return "" if value is None else short(value)
 
 
 def raw(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
+    """A cell of a table for programs, every digit kept; empty where there is nothing."""
+    return "" if value is None else typed(value)
 
 
 def stacked(name: str, width: int = 8) -> str:
@@ -47,14 +38,14 @@ def one_line(text: str) -> str:
 
 def advised(advice: Advice) -> str:
     """`activation_checkpointing=full: ` and why."""
-    changes = " ".join(f"{key}={raw(value)}" for key, value in advice.changes.items())
+    changes = " ".join(f"{key}={short(value)}" for key, value in advice.changes.items())
     return one_line(f"{changes}: {advice.why}")
 
 
 def title(study: StudyRecord) -> str:
     """`study demo: tiny, by time_to_tokens for 1e9 tokens, then peak_bytes`"""
-    goals = study.goals or (study.goal,)
-    names = (f"{g.name} for {tokens_text(g.tokens)} tokens" if _has_budget(g.name) else g.name for g in goals)
+    goals = study.goals
+    names = (f"{g.name} for {short(g.tokens)} tokens" if _has_budget(g.name) else g.name for g in goals)
     return f"study {study.name}: {study.model.name}, by {', then '.join(names)}"
 
 

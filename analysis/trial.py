@@ -13,6 +13,7 @@ from rich.text import Text
 from analysis.row import TrialRow, came_from
 from analysis.text import advised, figure, signed
 from train_entry.contract import (
+    GIB,
     Elapsed,
     Failure,
     Fit,
@@ -23,16 +24,15 @@ from train_entry.contract import (
     StepSplit,
     TimingEnd,
     Trial,
+    gib,
+    size_text,
 )
-
-GIB = 2**30
-MIB = 2**20
 
 
 def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     """Print a trial's measurement, or why it has none, line by line."""
     console = Console(file=stream, highlight=False, soft_wrap=True)
-    why = f" ({came_from(row)})" if row.origin in (Origin.LADDER, Origin.REMEDY) else ""
+    why = f" ({came_from(row)})" if row.origin in (Origin.BASELINE, Origin.REMEDY) else ""
     console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}{why}", style="bold"))
     match trial.outcome:
         case Measurement() as seen:
@@ -46,8 +46,9 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
             for name, text in _expected(trial, None):
                 console.print(Text(f"{name:<15} {text}"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
-    if trial.elapsed is not None and trial.elapsed.queue_s is not None:
-        console.print(Text(f"{'clock':<15} {_elapsed(trial.elapsed)}"))
+    elapsed = trial.latest.elapsed if trial.latest else None
+    if elapsed is not None and elapsed.queue_s is not None:
+        console.print(Text(f"{'clock':<15} {_elapsed(elapsed)}"))
     if trial.advice is not None:
         console.print(Text(f"next try {advised(trial.advice)}"))
         console.print(Text(f"that is: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
@@ -108,7 +109,7 @@ def _split(seen: Measurement, plan: Plan | None) -> Iterator[tuple[str, str]]:
     stages: defaultdict[int, dict[int, StepSplit]] = defaultdict(dict)
     for rank in seen.ranks:
         if rank.split is not None:
-            stages[plan.place(rank.rank).stage if plan else 0][rank.rank] = rank.split
+            stages[plan.coordinates(rank.rank).stage if plan else 0][rank.rank] = rank.split
     name = "  of which"
     for stage, splits in sorted(stages.items()):
         first = _parts(splits[min(splits)], exchanges=len(stages) > 1)
@@ -141,7 +142,7 @@ def _sharing(seen: Measurement, plan: Plan) -> Iterator[tuple[str, str]]:
         measured = "" if seen.bubble is None else f", {seen.bubble:.1%} as measured"
         yield "pipeline", f"{plan.pipeline} stages, {plan.grad_accum} micro-batches a step: {waits}{measured}"
     if plan.tensor > 1:
-        sent = _size(seen.tensor_volume_bytes)
+        sent = size_text(seen.tensor_volume_bytes)
         yield "tensor", f"{plan.tensor} ranks share each matrix: each sends {sent} for that in a step"
     if plan.data > 1 and plan.data < plan.ranks:
         yield (
@@ -151,26 +152,22 @@ def _sharing(seen: Measurement, plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / MIB:.2f} MiB"
-
-
 def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
     fullest = max(seen.ranks, key=lambda rank: rank.peak.allocated_bytes)
     kind = "host RSS" if seen.memory_kind is MemoryKind.HOST_RSS else "allocated"
     phases = (("start-up", fullest.startup), ("first step", fullest.first_step), ("steady", fullest.steady))
-    parts = ", ".join(f"{name} {peak.allocated_bytes / GIB:.2f}" for name, peak in phases)
-    yield "peak memory", f"{seen.peak_bytes / GIB:.2f} GiB {kind} on rank {fullest.rank} ({parts})"
+    parts = ", ".join(f"{name} {gib(peak.allocated_bytes)}" for name, peak in phases)
+    yield "peak memory", f"{gib(seen.peak_bytes)} GiB {kind} on rank {fullest.rank} ({parts})"
     if fullest.device_in_use_bytes is not None and fullest.device_total_bytes is not None:
         used, total = fullest.device_in_use_bytes / GIB, fullest.device_total_bytes / GIB
         yield (
             "",
-            f"{seen.reserved_bytes / GIB:.2f} GiB reserved; {used:.2f} of {total:.2f} GiB in use on the card",
+            f"{gib(seen.reserved_bytes)} GiB reserved; {used:.2f} of {total:.2f} GiB in use on the card",
         )
         if seen.host_peak_bytes:  # 0: recorded before it was counted
             yield (
                 "host memory",
-                f"{seen.host_peak_bytes / GIB:.2f} GiB at most, all ranks of the fullest node",
+                f"{gib(seen.host_peak_bytes)} GiB at most, all ranks of the fullest node",
             )
 
 
@@ -179,10 +176,10 @@ def _expected(trial: Trial, seen: Measurement | None) -> Iterator[tuple[str, str
     said = trial.estimate
     if said is None:
         return
-    peak, step = f"peak {said.peak_bytes / GIB:.2f} GiB", f"step {1e3 * said.step_s:,.1f} ms"
+    peak, step = f"peak {gib(said.peak_bytes)} GiB", f"step {1e3 * said.step_s:,.1f} ms"
     if seen is not None and seen.peak_bytes > 0:
         peak += f" ({signed(said.peak_bytes / seen.peak_bytes - 1)})"
-    if seen is not None and seen.step_s > 0 and not trial.shared:
+    if seen is not None and seen.step_s > 0 and not trial.is_shared:
         step += f" ({signed(said.step_s / seen.step_s - 1)})"
     trials = "1 trial" if said.observations == 1 else f"{said.observations} trials"
     yield "expected", f"{peak}, {step}, from formulas {f'and {trials}' if said.observations else 'alone'}"

@@ -3,7 +3,7 @@
 list    which studies there are, how far they came
 why     what a study knows of one configuration: its result, or why it has none
 advise  why a trial ran out of memory, and what to try next
-ledger  a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
+memory  a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
 probe   what a node of a Slurm cluster has: asked once, before the first dry run
 cancel  end the running trials of a study whose orchestrator is gone
 replay  record a study in MLflow from its files
@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.errors import ConfigError, SweepError
-from sweeps.search.ranking import contenders
 from sweeps.study.ledger import Ledger, exclusive
-from train_entry.contract import ContractError, State, StudyDir, StudyRecord, Trial, Winner, read_document
+from train_entry.contract import ContractError, Ranking, State, StudyDir, StudyRecord, Winner, read_document
 from train_entry.contract.study.goal_text import goal_text
 
 OK, ERROR, BAD_INPUT = 0, 1, 2
@@ -72,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("study_dir", metavar="STUDY_DIR")
     why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="beside the study's own")
     why.set_defaults(run=_why)
-    ledger = commands.add_parser("ledger", help="a model's memory by strategy and number of GPUs")
-    ledger.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as model=llama_13b")
-    ledger.add_argument("--card", metavar="NAME", help="such as H100 or A100-80GB; this machine's, else H100")
-    ledger.add_argument("--memory-gib", metavar="GIB", type=float, help="of the card, where it differs")
-    ledger.set_defaults(run=_ledger)
+    memory = commands.add_parser("memory", help="a model's memory by strategy and number of GPUs")
+    memory.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as model=llama_13b")
+    memory.add_argument("--card", metavar="NAME", help="such as H100 or A100-80GB; this machine's, else H100")
+    memory.add_argument("--memory-gib", metavar="GIB", type=float, help="of the card, where it differs")
+    memory.set_defaults(run=_memory)
     probe = commands.add_parser("probe", help="ask a node of a Slurm cluster what it has, for dry_run=true")
     probe.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as cluster.partition=gpu")
     probe.set_defaults(run=_probe)
@@ -114,14 +113,17 @@ def _summary(directory: StudyDir) -> str:
 
 def _best(record: StudyRecord, ledger: Ledger) -> str:
     """By the confirmation where there was one, or else of what was measured once."""
-    ranked = contenders(ledger.trials, record.goal)
+    ranking = Ranking(ledger.trials, record.goal)
     confirmed = read_document(ledger.directory.winner, Winner)
     if confirmed is not None and confirmed.goal == record.goal.name:
         for standing in confirmed.standings:
-            if standing.trial == confirmed.trial and any(one.number == standing.trial for _, one in ranked):
+            is_known = any(trial.number == standing.trial for _, trial in ranking.contenders)
+            if standing.trial == confirmed.trial and is_known:
                 value = goal_text(record.goal, standing.value)
                 return f"; best {value}, trial {standing.trial:04d}, confirmed"
-    return f"; best {goal_text(record.goal, ranked[0][0])}, trial {ranked[0][1].number:04d}" if ranked else ""
+    if ranking.best is None or ranking.best_value is None:
+        return ""
+    return f"; best {goal_text(record.goal, ranking.best_value)}, trial {ranking.best.number:04d}"
 
 
 def _advise(options: argparse.Namespace) -> int:
@@ -142,10 +144,10 @@ def _why(options: argparse.Namespace) -> int:
     return OK
 
 
-def _ledger(options: argparse.Namespace) -> int:
-    from sweeps.commands.memory import ledger_lines  # Hydra, as above
+def _memory(options: argparse.Namespace) -> int:
+    from sweeps.commands.memory import memory_lines  # Hydra, as above
 
-    for line in ledger_lines(options.overrides, options.card, options.memory_gib):
+    for line in memory_lines(options.overrides, options.card, options.memory_gib):
         print(line)
     return OK
 
@@ -165,18 +167,16 @@ def _cancel(options: argparse.Namespace) -> int:
     _study(directory)
     with exclusive(directory):  # an orchestrator that is still there would launch it again: use its Ctrl-C
         ledger = Ledger(directory)
-        running = [trial for trial in ledger.trials if _has_a_job(trial)]
-        problems = cancel_attempts([ledger.attempt(trial.number) for trial in running])
+        running = [
+            ledger.attempt(trial.number, trial.running.number)
+            for trial in ledger.trials
+            if trial.running is not None
+        ]
+        problems = cancel_attempts(running)
     if problems:
         raise SweepError("\n".join(problems))
     print(f"ended {len(running)} running trials; the study's own command resumes it")
     return OK
-
-
-def _has_a_job(trial: Trial) -> bool:
-    is_checked = trial.check_attempt is not None and trial.check is None
-    is_repeated = bool(trial.repeats) and trial.repeats[-1].outcome is None
-    return trial.state is State.RUNNING or is_checked or is_repeated
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
+# A trial is then little more than its start-up.
 QUICK = (
     "model.layers=1",
     "measure.warmup_steps=1",
@@ -23,7 +24,7 @@ QUICK = (
     "measure.futility=false",  # every trial is measured
     "confirm.best=0",
     "search.single_gpu=never",
-)  # a trial is then little more than its start-up
+)
 
 
 @dataclass

@@ -34,7 +34,7 @@ MISTAKES = {
     "a batch that does not divide": (["micro_batch=3"], "micro_batch may be 1, 2, 4 or 8"),
     "a knob without effect": (
         ["-m", "strategy=ddp,zero1", "zero.prefetch_bucket_size=1e6,1e7"],
-        "matters only with zero.stage=3",
+        "it has an effect only with zero.stage=3",
     ),
     "a bucket that does nothing": (["-m", "zero.allgather_bucket_size=1e6,1e7"], "changes nothing"),
     "offload without a stage": (["strategy=zero0", "zero.offload_optimizer=cpu"], "may be 1, 2 or 3"),

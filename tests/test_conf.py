@@ -14,7 +14,7 @@ from sweeps.config.models import model_shape
 from sweeps.machine import Gpu, Machine, Nvme
 from sweeps.plan.planner import Planner
 from sweeps.plan.resolve import Rejection, resolve
-from sweeps.space.grammar import read_request, without_idle
+from sweeps.space.grammar import read_request, without_inactive
 from sweeps.space.points import Settings
 from tests.support.paths import ROOT
 from tests.sweeps.conftest import composer_on
@@ -110,8 +110,8 @@ def test_a_space_holds_legal_points_of_each_of_its_strategies(composer: Composer
     request = read_request([f"space={name}", "cluster.nvme_path=/scratch"], composer)
     model = model_shape(request.composer.compose().model)
     planner = Planner(request.composer, model, TWO_CORES, "study")
-    space = without_idle(request, planner.matters).space
-    points = space.ends.sample(300, random.Random(0), planner.matters)
+    space = without_inactive(request, planner.is_active).space
+    points = space.ends.sample(300, random.Random(0), planner.is_active)
     plans = [(point.get("strategy"), planner.plan(point).plan) for point in points]
     legal = {strategy for strategy, plan in plans if not isinstance(plan, Rejection)}
     assert legal == {strategy for strategy, _ in plans}
@@ -122,7 +122,7 @@ def test_a_knob_of_a_space_matters_in_it_on_gpus(composer: Composer, name: str) 
     strategies = ["strategy=glob(*)"] if name == "buckets" else []  # which is for merging
     request = read_request([f"space={name}", *strategies], composer)
     gpus = Machine(device="cuda", nodes=1, ranks_per_node=8, cores=64)
-    left = without_idle(request, Settings(request.composer, gpus).matters).space
+    left = without_inactive(request, Settings(request.composer, gpus).is_active).space
     assert left == request.space
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -15,17 +14,18 @@ import pytest
 from analysis.__main__ import main as analysis_main
 from sweeps.__main__ import main as sweeps_main
 from sweeps.config.compose import Composer
-from sweeps.config.fields import FIELDS
+from sweeps.config.keys import KEYS
+from sweeps.config.knob import Scope
 from sweeps.config.models import model_shape
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
 from sweeps.plan.rules import RULES
-from sweeps.search.verdicts import VERDICTS, state_of
+from sweeps.search.verdicts import VERDICTS
 from sweeps.space.grammar import read_request
 from tests.support.paths import ROOT
 from tests.sweeps.conftest import composer_on
-from train_entry.contract import Failure, FailureKind
+from train_entry.contract import Failure, FailureKind, state_of
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 DOCUMENTS += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -70,11 +70,14 @@ def composer() -> Composer:
 
 # ---------------------------------------------------------------- keys
 
-KNOBS = {row[0].strip("`"): row for row in rows("docs/knobs.md", columns=5)}
-
-
-def default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+KNOBS = {row[0].strip("`"): row for row in rows("docs/knobs.md", columns=7)}
+CHANGES_PER = {
+    Scope.TRIAL: "trial",
+    Scope.STUDY: "study",
+    Scope.IDENTITY: "study",
+    Scope.SEARCH: "start",
+    Scope.START: "start",
+}
 
 
 def same(text: str, value: Any) -> bool:
@@ -85,31 +88,43 @@ def same(text: str, value: Any) -> bool:
 
 
 def test_every_key_is_documented_once_and_no_other() -> None:
-    keys = [row[0].strip("`") for row in rows("docs/knobs.md", columns=5)]
-    assert sorted(keys) == sorted(FIELDS)
+    keys = [row[0].strip("`") for row in rows("docs/knobs.md", columns=7)]
+    assert sorted(keys) == sorted(KEYS)
 
 
 def test_keys_stand_in_the_order_of_the_schema() -> None:
-    assert list(KNOBS) == list(FIELDS)
+    assert list(KNOBS) == list(KEYS)
 
 
-@pytest.mark.parametrize("key", FIELDS)
+@pytest.mark.parametrize("key", KEYS)
 def test_a_documented_default_is_the_schemas(key: str) -> None:
-    assert same(KNOBS[key][1].strip("`"), default(FIELDS[key]))
+    assert same(KNOBS[key][1].strip("`"), KEYS[key].default)
 
 
 def test_documented_units_are_the_schemas() -> None:
     assert {key: row[2] for key, row in KNOBS.items()} == {
-        key: field.metadata["unit"] for key, field in FIELDS.items()
+        key.name: key.declared.unit for key in KEYS.values()
+    }
+
+
+def test_it_is_documented_how_long_a_key_keeps_its_value() -> None:
+    assert {key: row[3] for key, row in KNOBS.items()} == {
+        key.name: CHANGES_PER[key.scope] for key in KEYS.values()
+    }
+
+
+def test_it_is_documented_when_a_knob_is_active() -> None:
+    assert {key: row[4] for key, row in KNOBS.items()} == {
+        key.name: key.active_when.text if key.active_when else "" for key in KEYS.values()
     }
 
 
 def test_every_choice_of_a_key_is_named() -> None:
     unnamed = [
-        f"{key}={choice}"
-        for key, field in FIELDS.items()
-        for choice in field.metadata["choices"]
-        if f"`{choice}`" not in "".join(KNOBS[key])
+        f"{key.name}={choice}"
+        for key in KEYS.values()
+        for choice in key.declared.choices
+        if f"`{choice}`" not in "".join(KNOBS[key.name])
     ]
     assert unnamed == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QUICK, CommandLine
-from train_entry.contract import Measurement, State, StudyDir, Trial, read_document
+from train_entry.contract import Measurement, State, StudyDir, Trial, read_trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
@@ -15,7 +15,7 @@ FULL = ("-m", "space=full", "study=full", "search=random", "limits.trials=5", *Q
 
 
 def trials(line: CommandLine, study: str) -> list[Trial]:
-    found = [read_document(place.record, Trial) for place in StudyDir(line.studies / study).trials()]
+    found = [read_trial(place) for place in StudyDir(line.studies / study).trials()]
     return [trial for trial in found if trial is not None]
 
 
@@ -24,7 +24,7 @@ def test_a_study_over_everything_launches_no_trial_that_fails(command_line: Comm
     assert done.returncode == 0, done.stdout + done.stderr
     found = trials(command_line, "full")
     assert {trial.state for trial in found} <= {State.MEASURED, State.REJECTED, State.REUSED}
-    assert sum(trial.attempts > 0 for trial in found) == 5
+    assert sum(trial.is_launched for trial in found) == 5
     assert len({trial.plan.strategy for trial in found if trial.plan}) >= 3
 
 

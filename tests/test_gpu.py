@@ -23,7 +23,7 @@ from train_entry.contract import (
     StudyDir,
     TimingEnd,
     Trial,
-    read_document,
+    read_trial,
 )
 
 pytestmark = [
@@ -38,7 +38,7 @@ SMALL = ("model=llama_160m", "model.layers=2", "seq_len=256", "global_batch=16",
 
 
 def trials(line: CommandLine) -> list[Trial]:
-    found = [read_document(place.record, Trial) for place in StudyDir(line.studies / "x").trials()]
+    found = [read_trial(place) for place in StudyDir(line.studies / "x").trials()]
     return [trial for trial in found if trial is not None]
 
 

@@ -25,6 +25,7 @@ from train_entry.contract import (
     Winner,
     read_document,
     read_lines,
+    read_trial,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
@@ -35,7 +36,7 @@ Wait = Callable[[Callable[[], bool], float], None]
 
 
 def trials(line: CommandLine, study: str = "x") -> list[Trial]:
-    found = [read_document(place.record, Trial) for place in StudyDir(line.studies / study).trials()]
+    found = [read_trial(place) for place in StudyDir(line.studies / study).trials()]
     return [trial for trial in found if trial is not None]
 
 
@@ -163,7 +164,7 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirm
     assert winner is not None
     best = max(found, key=lambda trial: getattr(trial.outcome, "tokens_per_s_per_gpu", 0.0))
     assert winner.trial == best.number, "one contender, in two fresh pairs of processes"
-    assert [trial.attempts for trial in found] == [3 if trial is best else 1 for trial in found]
+    assert [len(trial.attempts) for trial in found] == [3 if trial is best else 1 for trial in found]
     values = [repeat.outcome.tokens_per_s_per_gpu for repeat in best.repeats]  # type: ignore[union-attr]
     (standing,) = winner.standings
     assert min(values) <= standing.value <= max(values)

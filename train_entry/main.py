@@ -23,7 +23,7 @@ from train_entry.contract import (
     write_atomic,
 )
 from train_entry.failures import failure_from
-from train_entry.progress import Progress
+from train_entry.progress import Heartbeats
 from train_entry.rank import RankInfo, dump_stacks_on_signal, prepare_process, process_age_s
 from train_entry.scratch import own_nvme_path
 
@@ -48,7 +48,7 @@ class Ready:
 def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankInfo) -> NoReturn:
     """Train as told, leave this rank's outcome in `out`, end the process: status 0, or 1 after a failure."""
     dump_stacks_on_signal(out.stacks(where.rank))
-    progress = Progress(out, where.rank)
+    progress = Heartbeats(out, where.rank)
     outcome: RankOutcome
     try:
         outcome = train(spec, source, where, progress)
@@ -63,14 +63,14 @@ def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankIn
     leave(status, out.stacks(where.rank))
 
 
-def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress) -> RankMeasurement:
+def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Heartbeats) -> RankMeasurement:
     """The phases of a rank, in order. Any exception is this rank's failure in the phase it had reached."""
     with contextlib.ExitStack() as held:  # let go however it ends: what outlives a process
         ready = prepare(spec, source, where, progress, held)
         return measure_steps(ready, spec, where, progress)
 
 
-def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Progress) -> RankMeasurement:
+def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Heartbeats) -> RankMeasurement:
     """The first step, those that are timed, and what they showed."""
     from train_entry.measure import (
         clock,
@@ -125,7 +125,7 @@ def rest() -> None:
 
 
 def prepare(
-    spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Progress, held: contextlib.ExitStack
+    spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Heartbeats, held: contextlib.ExitStack
 ) -> Ready:
     """All that comes before the first step. What is to be let go at the end is in `held`."""
     plan = spec.plan
@@ -154,7 +154,7 @@ def prepare(
 
     progress.enter(Phase.DATA)
     tokens = data.load_tokens(spec.data, spec.model, plan.seed, progress.beat)
-    batches = data.micro_batches(data.Windows(tokens, plan), plan, plan.place(where.rank).data)
+    batches = data.micro_batches(data.Windows(tokens, plan), plan, plan.coordinates(where.rank).data)
 
     progress.enter(Phase.ENGINE)
     opened = backend.open_engine(net, plan, ds_config, device)

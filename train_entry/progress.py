@@ -12,7 +12,7 @@ from train_entry.contract import AttemptDir, Heartbeat, Phase, StepMetrics, appe
 from train_entry.rank import process_age_s
 
 
-class Progress:
+class Heartbeats:
     """Writes one rank's heartbeat, and rank 0's step metrics. Never call it inside a timed span."""
 
     def __init__(self, out: AttemptDir, rank: int) -> None:

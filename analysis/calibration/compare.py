@@ -9,7 +9,7 @@ from statistics import correlation, median
 
 from analysis.load import Study
 from analysis.ranking import best
-from analysis.row import TrialRow, is_refused, undrifted
+from analysis.row import TrialRow, is_refused
 from analysis.text import size
 from train_entry.contract import (
     Estimate,
@@ -21,6 +21,7 @@ from train_entry.contract import (
     MemoryKind,
     State,
     Trial,
+    undrifted,
 )
 
 FEW = 5  # plans among which the fastest should be expected
@@ -164,7 +165,7 @@ def _pairs(study: Study) -> Iterable[Pair]:
         if trial.state is not State.MEASURED or estimate is None or not isinstance(seen, Measurement):
             continue
         if seen.peak_bytes > 0 and seen.step_s > 0:
-            yield Pair(row=row, estimate=estimate, seen=seen, shared=trial.shared)
+            yield Pair(row=row, estimate=estimate, seen=seen, shared=trial.is_shared)
 
 
 def _gate(trials: Sequence[Trial]) -> Gate:
@@ -174,7 +175,7 @@ def _gate(trials: Sequence[Trial]) -> Gate:
         if trial.state is State.MEASURED and trial.fingerprint is not None
     }
     refused = tuple(trial for trial in trials if is_refused(trial.state, trial.outcome))
-    launched = [trial for trial in trials if trial.attempts and trial.estimate is not None]
+    launched = [trial for trial in trials if trial.is_launched and trial.estimate is not None]
     ran_out = tuple(trial for trial in launched if ran_out_of_memory(trial))
     return Gate(
         refused=refused,
@@ -201,7 +202,7 @@ def _order(study: Study, pairs: Sequence[Pair]) -> Order:
     expected = {
         pair.row.number: goal.score(said)
         for pair in pairs
-        if not pair.row.is_yardstick and (said := goal.value(pair.estimate)) is not None
+        if not pair.row.is_single_gpu and (said := goal.value(pair.estimate)) is not None
     }
     seen = {pair.row.number: score for pair in pairs if (score := _score(pair, goal)) is not None}
     both = [number for number in expected if number in seen]

@@ -29,11 +29,10 @@ from analysis.columns import knobs_that_differ
 from analysis.load import Study
 from analysis.row import came_from
 from analysis.terminal import console_on, plain_table, print_whole
-from analysis.text import figure, raw, short, signed, stacked
-from train_entry.contract import Fit, Measurement, Origin, Scalar, Trial, write_atomic
+from analysis.text import cell_text, figure, raw, signed, stacked
+from train_entry.contract import GIB, Fit, Measurement, Origin, Scalar, Trial, short, write_atomic
 from train_entry.contract.study.goal_text import goal_words
 
-GIB = 2**30
 MS = 1e-3
 
 # Column of the CSV to its value; knobs and overrides follow.
@@ -117,7 +116,7 @@ def trials_grid(study: Study, calibration: Calibration) -> Grid:
                 f"{row.number:04d}",
                 *([came_from(row)] if has_origins else []),
                 row.strategy or "",
-                *(short(row.values.get(knob)) for knob in knobs),
+                *(cell_text(row.values.get(knob)) for knob in knobs),
                 *(figure(said.peak_bytes, GIB), figure(pair.seen.peak_bytes, GIB), signed(pair.peak_error)),
                 *(figure(said.step_s, MS), figure(pair.seen.step_s, MS) + mark, signed(pair.step_error)),
                 str(said.observations),

@@ -18,15 +18,15 @@ from sweeps.cluster.slurm import jobs as slurm
 from sweeps.cluster.slurm.check import Survey, require_acceptable, survey
 from sweeps.cluster.slurm.held_request import hold_layout, hold_minutes, require_holdable
 from sweeps.cluster.slurm.probe import Probe, ask_a_node, known_report, report_path
-from sweeps.cluster.slurm.request import GIB, Site
+from sweeps.cluster.slurm.request import Site
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Machine
-from train_entry.contract import AttemptDir, StudyDir, Submission, read_document
+from train_entry.contract import GIB, AttemptDir, StudyDir, Submission, read_document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Target:
     """Where a study's trials will run."""
 
     machine: Machine
@@ -34,24 +34,24 @@ class Place:
     hosts: hostfile.HostSite | None = None  # of a hostfile
 
 
-def find_place(config: SweepConfig) -> Place:
+def find_target(config: SweepConfig) -> Target:
     """Look at what the configuration names. Raises ConfigError where it contradicts what is there."""
     if config.cluster.kind == "slurm":
-        return _slurm_place(config)
+        return _slurm_target(config)
     if config.cluster.kind == "hostfile":
-        return _hostfile_place(config)
-    return Place(machine=detect(config.cluster, config.gate))
+        return _hostfile_target(config)
+    return Target(machine=detect(config.cluster, config.gate))
 
 
-def open_cluster(place: Place, parallel: int, study: StudyDir, say: Callable[[str], None]) -> Cluster:
+def open_cluster(target: Target, parallel: int, study: StudyDir, say: Callable[[str], None]) -> Cluster:
     """`say`: to a person, once, what keeps trials waiting."""
-    if place.site is not None and place.site.cluster.hold:
-        return held.HeldCluster(place.site, parallel, study, say=say)
-    if place.site is not None:
-        return slurm.SlurmCluster(place.site, parallel, say=say)
-    if place.hosts is not None:
-        return hostfile.HostfileCluster(place.hosts, place.machine, parallel)
-    return local.LocalCluster(place.machine, parallel)
+    if target.site is not None and target.site.cluster.hold:
+        return held.HeldCluster(target.site, parallel, study, say=say)
+    if target.site is not None:
+        return slurm.SlurmCluster(target.site, parallel, say=say)
+    if target.hosts is not None:
+        return hostfile.HostfileCluster(target.hosts, target.machine, parallel)
+    return local.LocalCluster(target.machine, parallel)
 
 
 def close_cluster(cluster: Cluster) -> list[str]:
@@ -77,13 +77,13 @@ def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
     return problems
 
 
-def _hostfile_place(config: SweepConfig) -> Place:
+def _hostfile_target(config: SweepConfig) -> Target:
     hosts = find_hosts(config.cluster)
     machine = find_machine(hosts, config.cluster, config.gate, Path(config.studies_dir))
-    return Place(machine=machine, hosts=hostfile.HostSite(cluster=config.cluster, hosts=hosts))
+    return Target(machine=machine, hosts=hostfile.HostSite(cluster=config.cluster, hosts=hosts))
 
 
-def _slurm_place(config: SweepConfig) -> Place:
+def _slurm_target(config: SweepConfig) -> Target:
     cluster = config.cluster
     seen = survey(cluster)
     site = Site(
@@ -103,7 +103,7 @@ def _slurm_place(config: SweepConfig) -> Place:
     machine = as_wanted(_host(probe, seen, cluster.memory_gib), cluster, config.gate)
     if cluster.hold:
         machine = dataclasses.replace(machine, nodes_of_a_trial=cluster.nodes // cluster.holds)
-    return Place(
+    return Target(
         machine=machine, site=dataclasses.replace(site, machine=machine, ops=probe.ops, ops_cpu=probe.cpu)
     )
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from sweeps.commands.machines import study_machine
 from sweeps.config.compose import open_composer
 from sweeps.errors import ConfigError, SweepError
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
 from sweeps.search.advice import plan_of
 from sweeps.search.remedies import ALL, Grounds, Option, known, nothing_left, options, under_way
-from sweeps.show.estimates import FIT_WORDS, gib, limit_bytes
+from sweeps.show.estimates import FIT_WORDS, limit_bytes
 from sweeps.study.export import reproduce_command
 from sweeps.study.ledger import Ledger
 from train_entry.contract import (
@@ -27,6 +27,7 @@ from train_entry.contract import (
     StudyDir,
     StudyRecord,
     Trial,
+    gib,
     read_lines,
 )
 
@@ -71,7 +72,8 @@ def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str
     if failure.kind is FailureKind.INFEASIBLE:
         yield "it was not launched; docs/failures.md, at `infeasible`, says what to do"
         return
-    attempt = directory.trial(trial.number).attempt(trial.measured_attempt or trial.attempts)
+    assert trial.shown is not None, "only a launched trial fails otherwise"
+    attempt = directory.trial(trial.number).attempt(trial.shown.number)
     steps = len(list(read_lines(attempt.metrics, StepMetrics)))
     where = [] if failure.rank is None else [f"rank {failure.rank}"]
     where += [] if failure.phase is None else [f"in phase {failure.phase}"]
@@ -113,13 +115,13 @@ def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tupl
     config = composer.compose()
     machine, note = study_machine(record, trials, config)
     room = room_of(config.cluster, config.gate, machine)
-    forecaster = Forecaster(record.model, hardware_for(machine), room, config.gate)
-    forecaster.learn(trials)
+    estimator = Estimator(record.model, hardware_for(machine), room, config.gate)
+    estimator.learn(trials)
     grounds = Grounds(
         device=machine.device,
         model=record.model,
         plan_of=plan_of(Planner(composer, record.model, machine, record.name).plan, {}),
-        expect=forecaster.estimate,
+        expect=estimator.estimate,
         tried=known(trials),
     )
     return machine, note, grounds

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sweeps.cluster.choose import find_place
+from sweeps.cluster.choose import find_target
 from sweeps.cluster.node.devices import detect, find_gpus, require_memory_limits
 from sweeps.config.compose import open_composer
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError, SweepError
 from sweeps.machine import Gpu, Machine, Nvme
-from train_entry.contract import Measurement, StudyRecord, Trial
+from train_entry.contract import GIB, Measurement, StudyRecord, Trial, gib
 from train_entry.contract.shared.cards import card_of
 
-GIB = 2**30
 DEFAULT_CARD = "H100"
 GPUS_PER_NODE = 8  # of a usual server
 # GiB of a card; what drivers report lies up to a tenth below the name where the memory checks itself. The
@@ -92,7 +91,7 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
         with suppress(
             SweepError
         ):  # another site, or nodes that nobody has asked: by what is on record, below
-            return find_place(dataclasses.replace(config, dry_run=True)).machine, ""
+            return find_target(dataclasses.replace(config, dry_run=True)).machine, ""
     ranks = max([_asked_ranks(record), *(trial.plan.ranks for trial in known if trial.plan)])
     if device == "CPU":
         here = detect(dataclasses.replace(cluster, device="cpu"), gate)
@@ -107,14 +106,14 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
     per_node = cluster.gpus_per_node or math.ceil(ranks / cluster.nodes)
     return (
         machine_with(gpu, per_node, cluster.nodes, cluster.nvme_path),
-        f"judged for {device}, {gpu.memory_bytes / GIB:,.2f} GiB, where the study ran",
+        f"judged for {device}, {gib(gpu.memory_bytes)} GiB, where the study ran",
     )
 
 
 def probe_lines(overrides: Sequence[str]) -> Iterator[str]:
     """What a node of the cluster has; a job asks it, unless one has before. Raises ConfigError."""
     config = open_composer(lambda: bool(find_gpus())).with_fixed(["cluster=slurm", *overrides]).compose()
-    machine = find_place(config).machine
+    machine = find_target(config).machine
     memory_gib = (machine.host_memory_bytes or 0) / GIB
     yield f"device:       {machine.ranks_per_node} x {machine.device_name} a node"
     yield f"nodes:        {machine.nodes}, each with {machine.cores} cores and {memory_gib:.1f} GiB"

@@ -1,4 +1,4 @@
-"""`python -m sweeps ledger`: a model's memory by strategy and number of GPUs, before there is any study."""
+"""`python -m sweeps memory`: a model's memory by strategy and number of GPUs, before there is any study."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sweeps.machine import Gpu, Machine
 from sweeps.plan.resolve import Rejection, resolve
 from sweeps.plan.rules.base import choices
 from sweeps.show.dry_run_view import headed
-from sweeps.show.estimates import FIT_WORDS, GIB, GROUPS, basis, gib
+from sweeps.show.estimates import FIT_WORDS, GROUPS, basis
 from sweeps.space.points import Settings
-from train_entry.contract import Fit, ModelShape, Offload, Plan, Precision, Reason, Scalar
+from train_entry.contract import GIB, Fit, ModelShape, Offload, Plan, Precision, Reason, Scalar, digits, gib
 
 STRATEGIES = (
     "ddp",
@@ -76,7 +76,7 @@ class Entry:
     verdict: Judgement
 
 
-def ledger_lines(overrides: Sequence[str], card: str | None, memory_gib: float | None) -> Iterator[str]:
+def memory_lines(overrides: Sequence[str], card: str | None, memory_gib: float | None) -> Iterator[str]:
     """The whole account. Raises ConfigError where the overrides make no legal plan."""
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(overrides)
     config = composer.compose()
@@ -208,11 +208,7 @@ def _head(model: ModelShape, config: SweepConfig, plan: Plan) -> Iterator[str]:
 
 
 def _both(count: float) -> str:
-    return f"{_figure(count / GIGA)} GB ({_figure(count / GIB)} GiB)"
-
-
-def _figure(number: float) -> str:
-    return f"{number:,.2f}" if number >= 1 else f"{number:.3g}"
+    return f"{digits(count / GIGA)} GB ({digits(count / GIB)} GiB)"
 
 
 def _card(gpu: Gpu, per_node: int) -> str:

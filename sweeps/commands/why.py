@@ -9,15 +9,15 @@ from pathlib import Path
 
 from sweeps.commands.machines import study_machine
 from sweeps.config.compose import Composer, open_composer
-from sweeps.config.fields import under
-from sweeps.config.schema import STUDY_KEYS, GateConfig
+from sweeps.config.keys import is_marked, key_of, scope_of
+from sweeps.config.knob import Mark, Scope
+from sweeps.config.schema import GateConfig
 from sweeps.errors import ConfigError
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import require_room, room_of
 from sweeps.plan.planner import Planner
 from sweeps.plan.resolve import Planned, Rejection
-from sweeps.search.ranking import contenders
-from sweeps.show.estimates import FIT_WORDS, basis, biggest, gib, limit_bytes
+from sweeps.show.estimates import FIT_WORDS, basis, biggest, limit_bytes
 from sweeps.study.export import reproduce_command
 from sweeps.study.ledger import Ledger
 from sweeps.study.record import comparable
@@ -29,11 +29,13 @@ from train_entry.contract import (
     Goal,
     Measurement,
     Plan,
-    Scalar,
+    Ranking,
     State,
     StudyDir,
     StudyRecord,
     Trial,
+    gib,
+    typed,
 )
 from train_entry.contract.study.goal_text import goal_number, goal_text, goal_words
 
@@ -49,16 +51,14 @@ PLACES = (
     State.CANCELLED,
     State.REUSED,
 )
-# Change no plan, only whether it is said to fit: may be asked of any study.
-MARGIN_KEYS = ("gate", "cluster.memory_limit_gib", "cluster.limit_counts_context")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
     """What is expected of plans, before and after learning from the study."""
 
-    cold: Forecaster
-    learned: Forecaster
+    cold: Estimator
+    learned: Estimator
     basis: str  # of the latter
 
 
@@ -91,7 +91,7 @@ class Case:
 
     def measured(self) -> list[tuple[float, Trial]]:
         """Those that can win with their values, without drift; the best first."""
-        return contenders(self.trials, self.goal)
+        return Ranking(self.trials, self.goal).contenders
 
 
 def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]) -> Iterator[str]:
@@ -109,8 +109,8 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
         return
     room, hardware = room_of(config.cluster, config.gate, machine), hardware_for(machine)
     require_room(room, hardware)
-    cold = Forecaster(record.model, hardware, room, config.gate)
-    learned = Forecaster(record.model, hardware, room, config.gate)
+    cold = Estimator(record.model, hardware, room, config.gate)
+    learned = Estimator(record.model, hardware, room, config.gate)
     learned.learn(trials)
     made = basis(hardware, room, config.gate, learned.observations)
     expectation = Expectation(cold=cold, learned=learned, basis=made)
@@ -121,7 +121,7 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
         planned=planned,
         expectation=expectation,
         gate=config.gate,
-        margin=tuple(text for text in overrides if under(key_of(text), MARGIN_KEYS)),
+        margin=tuple(text for text in overrides if is_marked(key_of(text), Mark.FIT_ONLY)),
     )
     yield f"{asked}: {_plan_text(planned.plan)}"
     if note:
@@ -134,7 +134,7 @@ def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[st
     if fixed_keys := [key for text in overrides if _is_fixed(key := key_of(text))]:
         raise ConfigError([f"{key}: fixed within study {record.name}; leave it out" for key in fixed_keys])
     said = list(record.overrides) or [
-        f"{key}={_typed(value)}"
+        f"{key}={typed(value)}"
         for key, value in comparable(record.asked).items()
         if key.partition(".")[0] not in ("model", "data")
     ]
@@ -146,17 +146,8 @@ def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[st
 
 
 def _is_fixed(key: str) -> bool:
-    return key.partition(".")[0] in STUDY_KEYS and not under(key, MARGIN_KEYS)
-
-
-def key_of(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
-def _typed(value: Scalar) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    return str(value)
+    """A knob may be asked of, and what changes no plan but only whether it is said to fit."""
+    return scope_of(key) is not Scope.TRIAL and not is_marked(key, Mark.FIT_ONLY)
 
 
 def _plan_text(plan: Plan) -> str:
@@ -227,8 +218,8 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
     )
     ranked = case.measured()
     place = next((at for at, (_, one) in enumerate(ranked) if one is trial), None)
-    if trial.is_yardstick:
-        yield "rank:      none: a yardstick, on other ranks than the study asks"
+    if trial.is_single_gpu:
+        yield "rank:      none: a single-GPU baseline, on other ranks than the study asks"
     elif place is None:
         yield f"rank:      none: its {goal_words(case.goal)} is not a finite number"
     elif place == 0:
@@ -239,7 +230,7 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
             f"rank:      {place + 1} of {len(ranked)} measured: {case.behind(value, best)} the best, "
             f"{_name(winner)} ({case.said(best)})"
         )
-    if trial.shared:
+    if trial.is_shared:
         yield "beware:    another trial ran on the same node meanwhile; it may be faster alone"
     if trial.estimate:
         yield f"expected:  {_figures(case, trial.estimate)}, before it ran"
@@ -266,7 +257,7 @@ def _now(case: Case, plan: Plan, trial: Trial) -> Iterator[str]:
         return
     yield f"now:       {FIT_WORDS[now.fit]}: {_need(now)}"
     yield f"estimates: {case.expectation.basis}"
-    is_of_the_gate = all(under(key_of(text), ("gate",)) for text in case.margin)
+    is_of_the_gate = all(key_of(text).partition(".")[0] == "gate" for text in case.margin)
     if trial.is_refused and is_of_the_gate and (now.fit is not Fit.TOO_LARGE or not case.gate.enabled):
         said = " ".join(["the study's next start", *(["with"] if case.margin else []), *case.margin])
         is_counted = case.gate.enabled and now.fit is Fit.BORDERLINE

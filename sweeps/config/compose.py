@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweeps.config import validate
-from sweeps.config.fields import FIELDS, flatten
+from sweeps.config.keys import KEYS, flatten, key_of
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.paths import CONF, HYDRA_PLUGINS
@@ -102,7 +102,7 @@ class Composer:
     def origin(self, key: str) -> str | None:
         """Where a key got its value: the override, or the file, that set it last; None: nowhere."""
         for override in reversed(self.fixed):
-            if override.lstrip("+").partition("=")[0] == key:
+            if key_of(override) == key:
                 return f"override {override!r}"
         defaults = self.loader.compute_defaults_list(CONFIG_NAME, list(self.fixed), RunMode.RUN)
         for entry in reversed(defaults.defaults):
@@ -134,7 +134,7 @@ class Composer:
         return config
 
     def _set(self, config: DictConfig, key: str, value: Scalar) -> None:
-        if key not in FIELDS:
+        if key not in KEYS:
             raise ConfigError(f"{key}: no such knob; {validate.suggest(key)}")
         parsed = json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
         with one_line(f"{key}={value}"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sweeps.config.fields import FIELDS, block_interval, goal_names, value_at
+from sweeps.config.keys import KEYS, Key, block_interval, goal_names, value_at
+from sweeps.config.knob import Declaration
 from sweeps.config.schema import ClusterConfig, SweepConfig
 from sweeps.paths import CONF
 from train_entry.contract import GOALS
@@ -19,14 +19,14 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 def unknown_keys(container: Mapping[str, Any]) -> Iterator[str]:
     """Keys that are not in the schema: `+key=value` adds them behind Hydra's back."""
     for key in _leaves(container, ""):
-        if key not in FIELDS and not key.startswith("space."):
+        if key not in KEYS and not key.startswith("space."):
             yield key
 
 
 def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for name, value in container.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key not in FIELDS:
+        if isinstance(value, Mapping) and key not in KEYS:
             yield from _leaves(value, f"{key}.")
         else:
             yield key
@@ -34,7 +34,7 @@ def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def suggest(key: str) -> str:
     """What a mistyped key may have meant."""
-    known = [*FIELDS, *GROUPS]
+    known = [*KEYS, *GROUPS]
     near = difflib.get_close_matches(key, known, n=3, cutoff=0.9)
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else "`python sweep.py --help` lists the keys"
@@ -42,36 +42,35 @@ def suggest(key: str) -> str:
 
 def bad_values(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """(key, what is wrong with its value and what would do), for every key out of its bounds."""
-    for key, field in FIELDS.items():
-        value = value_at(config, key)
-        if problem := bad_value(field, value):
-            yield key, problem
+    for key in KEYS.values():
+        if problem := bad_value(key, value_at(config, key.name)):
+            yield key.name, problem
     yield from _relations(config)
 
 
-def bad_value(field: dataclasses.Field[Any], value: Any) -> str | None:
-    """Why a value does not suit its field; None where it does."""
-    limits = field.metadata
-    if value is None or not limits:
+def bad_value(key: Key, value: Any) -> str | None:
+    """Why a key cannot have this value; None where it can."""
+    choices = key.declared.choices
+    if value is None:
         return None
-    if limits["choices"] and value not in limits["choices"]:
-        return f"{value!r} is not one of {', '.join(limits['choices'])}"
+    if choices and value not in choices:
+        return f"{value!r} is not one of {', '.join(choices)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _bad_number(limits, value)
+        return _bad_number(key.declared, value)
     return None
 
 
-def _bad_number(limits: Mapping[str, Any], value: float) -> str | None:
+def _bad_number(declared: Declaration, value: float) -> str | None:
     if not math.isfinite(value):
         return f"{value} is not a finite number"
-    if limits["integral"] and value != int(value):
+    if declared.integral and value != int(value):
         return f"{value} is not a whole number"
-    if limits["low"] is not None and value < limits["low"]:
-        return f"{value:g} is too small; at least {limits['low']:g}"
-    if limits["above"] is not None and value <= limits["above"]:
-        return f"{value:g} is too small; more than {limits['above']:g}"
-    if limits["high"] is not None and value > limits["high"]:
-        return f"{value:g} is too large; at most {limits['high']:g}"
+    if declared.low is not None and value < declared.low:
+        return f"{value:g} is too small; at least {declared.low:g}"
+    if declared.above is not None and value <= declared.above:
+        return f"{value:g} is too small; more than {declared.above:g}"
+    if declared.high is not None and value > declared.high:
+        return f"{value:g} is too large; at most {declared.high:g}"
     return None
 
 

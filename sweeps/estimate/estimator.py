@@ -29,7 +29,7 @@ from train_entry.contract import (
 MOST_OBSERVATIONS = 100  # the latest: a fit to more takes longer and says the same
 
 
-class Forecaster:
+class Estimator:
     """Estimates for one model on one kind of machine. Learns from trials as they end."""
 
     def __init__(self, model: ModelShape, hardware: Hardware, room: Room, gate: GateConfig) -> None:
@@ -99,7 +99,7 @@ class Forecaster:
                 card_bytes=fullest.device_in_use_bytes if fullest else None,
             )
         )
-        if not trial.shared:  # beside another trial it takes longer
+        if not trial.is_shared:  # beside another trial it takes longer
             self._time_seen.append(
                 TimeObservation(plan=plan, model=self._model, hardware=self._hardware, step_s=seen.step_s)
             )

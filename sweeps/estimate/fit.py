@@ -11,9 +11,8 @@ from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.memory.account import Memory
 from sweeps.estimate.memory.model import MemoryFactors, needed_bytes
 from sweeps.machine import Machine
-from train_entry.contract import Fit
+from train_entry.contract import GIB, Fit, gib
 
-GIB = 2**30
 MEDIAN = 0.5
 
 
@@ -75,7 +74,7 @@ def require_room(room: Room, hardware: Hardware) -> None:
     """Raise ConfigError where a limit leaves nothing beside CUDA's own memory."""
     if room.is_imposed and room.counts_context and room.device_bytes <= hardware.context_bytes:
         raise ConfigError(
-            f"{room.what}: CUDA's context alone takes {hardware.context_bytes / GIB:,.2f} GiB; "
+            f"{room.what}: CUDA's context alone takes {gib(hardware.context_bytes)} GiB; "
             "give more, or cluster.limit_counts_context=false"
         )
 
@@ -103,8 +102,8 @@ def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -
 def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
     fullest = memory.fullest
     where = f" on stage {fullest.stage}" if len(memory.stages) > 1 else ""
-    beside = f", {_gib(memory.context_bytes)} of it CUDA's context" if room.counts_context else ""
-    return f"needs {_gib(needed)}{where} ({fullest.peak.phase}{beside}) of {_gib(limit)}, {room.what}"
+    beside = f", {gib(memory.context_bytes)} GiB of it CUDA's context" if room.counts_context else ""
+    return f"needs {gib(needed)} GiB{where} ({fullest.peak.phase}{beside}) of {gib(limit)} GiB, {room.what}"
 
 
 def _host(memory: Memory, room: Room) -> str | None:
@@ -112,14 +111,10 @@ def _host(memory: Memory, room: Room) -> str | None:
     kept = memory.host_bytes - memory.process_bytes
     if room.is_host or room.host_bytes is None or kept <= room.host_bytes:
         return None
-    return f"keeps {_gib(kept)} in the node's {_gib(room.host_bytes)} of host memory"
+    return f"keeps {gib(kept)} GiB in the node's {gib(room.host_bytes)} GiB of host memory"
 
 
 def _nvme(memory: Memory, room: Room) -> str | None:
     if room.nvme_bytes is None or memory.nvme_bytes <= room.nvme_bytes:
         return None
-    return f"needs {_gib(memory.nvme_bytes)} of the {_gib(room.nvme_bytes)} free on the NVMe"
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:,.2f} GiB"
+    return f"needs {gib(memory.nvme_bytes)} GiB of the {gib(room.nvme_bytes)} GiB free on the NVMe"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train_entry.contract import Precision
+from train_entry.contract import GIB, Precision
 from train_entry.contract.shared.cards import GIGA, TERA, Card, card_of
 
-GIB = 2**30
 # What copies reach of a link's data sheet: 396 of 450 GB/s between two H200s, 55 of 63 GB/s between an H200
 # and its host (ml-engineering, chapters on network and storage benchmarks).
 LINK_SHARE = 0.88

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 from typing import Any
 
-from train_entry.contract import AioPlan, Engine, Offload, OffloadPlan, Plan, Precision, Schedule, ZeroPlan
+from sweeps.config.keys import KEYS
+from train_entry.contract import Engine, Offload, OffloadPlan, Plan, Precision, Schedule
 
 NEVER = 2**31 - 1  # steps_per_print: DeepSpeed's progress lines are off, ours are in metrics.rank0.jsonl
 # Blocks recompute themselves, whole activations are sent.
@@ -39,7 +41,7 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, against the copies of the model at 3.
         del config["train_batch_size"]
     if Offload.NVME in plan.offload.devices:
-        config["aio"] = _aio(plan.offload.aio)
+        config["aio"] = _declared("aio", plan)
     if scheduler := _scheduler(plan):
         config["scheduler"] = scheduler
     return config
@@ -69,15 +71,7 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
 def _fp16(plan: Plan) -> dict[str, Any]:
     if plan.precision is not Precision.FP16:
         return {"enabled": False}
-    scale = plan.loss_scale
-    return {
-        "enabled": True,
-        "loss_scale": scale.static,
-        "initial_scale_power": scale.initial_power,
-        "loss_scale_window": scale.window,
-        "hysteresis": scale.hysteresis,
-        "min_loss_scale": scale.minimum,
-    }
+    return {"enabled": True} | _declared("fp16", plan)
 
 
 def _scheduler(plan: Plan) -> dict[str, Any] | None:
@@ -104,22 +98,7 @@ def _scheduler(plan: Plan) -> dict[str, Any] | None:
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
-    zero = plan.zero
-    section: dict[str, Any] = {
-        "stage": zero.stage,
-        "reduce_bucket_size": zero.reduce_bucket_size,
-        "allgather_bucket_size": zero.allgather_bucket_size,
-        "overlap_comm": zero.overlap_comm,
-        "contiguous_gradients": zero.contiguous_gradients,
-        "reduce_scatter": zero.reduce_scatter,
-    }
-    if zero.stage in (1, 2):
-        section |= {
-            "use_multi_rank_bucket_allreduce": zero.use_multi_rank_bucket_allreduce,
-            "round_robin_gradients": zero.round_robin_gradients,
-        }
-    if zero.stage == 3:
-        section |= _stage3(zero)
+    section = _declared("zero_optimization", plan)
     if plan.offload.optimizer is not Offload.NONE:
         section["offload_optimizer"] = _offload_optimizer(plan.offload)
     if plan.offload.param is not Offload.NONE:
@@ -127,21 +106,18 @@ def _zero(plan: Plan) -> dict[str, Any]:
     return section
 
 
-def _stage3(zero: ZeroPlan) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
-        "stage3_param_persistence_threshold": zero.param_persistence_threshold,
-        "stage3_max_live_parameters": zero.max_live_parameters,
-        "stage3_max_reuse_distance": zero.max_reuse_distance,
-        "sub_group_size": zero.sub_group_size,
-    }
-    if zero.hpz_partition_size > 1:
-        section["zero_hpz_partition_size"] = zero.hpz_partition_size
-    if zero.quantized_weights:
-        section["zero_quantized_weights"] = True
-    if zero.quantized_gradients:
-        section["zero_quantized_gradients"] = True
-    return section
+def _declared(section: str, plan: Plan) -> dict[str, Any]:
+    """The section's keys that knobs declare for a plan of this ZeRO stage."""
+    found: dict[str, Any] = {}
+    for key in KEYS.values():
+        at = key.deepspeed
+        if at is None or plan.zero.stage not in at.stages:
+            continue
+        within, _, name = at.path.rpartition(".")
+        value = operator.attrgetter(at.plan or key.name)(plan)
+        if within == section and not (at.is_optional and value == key.default):
+            found[name] = value
+    return found
 
 
 def _offload_optimizer(offload: OffloadPlan) -> dict[str, Any]:
@@ -163,13 +139,3 @@ def _offload_param(offload: OffloadPlan) -> dict[str, Any]:
             "buffer_size": offload.buffer_size,
         }
     return section
-
-
-def _aio(aio: AioPlan) -> dict[str, Any]:
-    return {
-        "block_size": aio.block_size_bytes,
-        "queue_depth": aio.queue_depth,
-        "intra_op_parallelism": aio.threads,
-        "single_submit": aio.single_submit,
-        "overlap_events": aio.overlap_events,
-    }

@@ -8,7 +8,8 @@ import random
 from collections.abc import Mapping
 
 from sweeps.config.compose import Composer
-from sweeps.config.fields import FIELDS, UNSHOWN_KEYS, goal_names, value_at
+from sweeps.config.keys import KEYS, goal_names, is_marked, key_of, scope_of, value_at
+from sweeps.config.knob import Mark, Scope
 from sweeps.config.schema import LimitsConfig, MeasureConfig, SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
@@ -26,28 +27,10 @@ from train_entry.contract import (
     TimeLimits,
     Trial,
     TrialSpec,
+    typed,
 )
 
 MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them is legal
-# What says how a study is run, or where it is kept; the command of one trial goes without it.
-STUDY_ONLY = (
-    "study",
-    "studies_dir",
-    "dry_run",
-    "dry_run_to",
-    "gate",
-    *UNSHOWN_KEYS,
-    "space",
-    "search",
-    "check",
-    "confirm",
-    "objective",
-    "token_budget",
-    "cluster.price_per_gpu_hour",
-    "accept_versions",
-    "limits.trials",
-    "limits.hours",
-)
 
 
 class Planner:
@@ -60,9 +43,9 @@ class Planner:
         self._study = study
         self._settings = Settings(composer, machine)
 
-    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+    def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
         """Whether a knob has an effect beside these values."""
-        return self._settings.matters(key, point)
+        return self._settings.is_active(key, point)
 
     def plan(self, point: Mapping[str, Scalar]) -> Planned:
         overrides = self._overrides(point)
@@ -76,7 +59,7 @@ class Planner:
 
     def default(self, key: str, point: Mapping[str, Scalar]) -> Scalar:
         """A knob's value beside these, where nothing sets it. None: a group, which has none to compare."""
-        if key not in FIELDS:
+        if key not in KEYS:
             return None
         try:
             value: Scalar = value_at(self._settings.config(point), key)
@@ -87,7 +70,7 @@ class Planner:
     def require_legal(self, space: SearchSpace) -> None:
         """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
         reasons: dict[str, None] = {}
-        for point in space.ends.sample(MAX_TRIED, random.Random(0), self.matters):
+        for point in space.ends.sample(MAX_TRIED, random.Random(0), self.is_active):
             plan = self.plan(point).plan
             if not isinstance(plan, Rejection):
                 return
@@ -117,27 +100,26 @@ class Planner:
         )
 
     def _overrides(self, point: Mapping[str, Scalar]) -> tuple[str, ...]:
+        """The command of one trial: without what is private, and what only says how a study searches."""
         fixed = [
             override
             for override in self._composer.fixed
-            if not any(_sets(override, key) for key in (*STUDY_ONLY, *point))
+            if _is_of_a_trial(key_of(override)) and not any(_sets(override, key) for key in point)
         ]
-        return (*fixed, *(f"{key}={_hydra_text(value)}" for key, value in point.items()))
+        return (*fixed, *(f"{key}={typed(value)}" for key, value in point.items()))
 
 
 def _reasons(error: ConfigError) -> tuple[Reason, ...]:
     return tuple(Reason(rule="configuration", text=problem) for problem in error.problems)
 
 
+def _is_of_a_trial(key: str) -> bool:
+    return scope_of(key) not in (Scope.IDENTITY, Scope.SEARCH) and not is_marked(key, Mark.SECRET)
+
+
 def _sets(override: str, key: str) -> bool:
-    name = override.lstrip("+~").partition("=")[0]
+    name = key_of(override)
     return name == key or name.startswith(f"{key}.")
-
-
-def _hydra_text(value: Scalar) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _measure(measure: MeasureConfig) -> MeasureSpec:

@@ -7,12 +7,13 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sweeps.config.fields import block_interval
-from sweeps.config.schema import AioConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
+from sweeps.config.keys import KEYS, block_interval
+from sweeps.config.schema import AioConfig, Fp16Config, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Machine
 from sweeps.plan.rules import RULES, Draft
-from sweeps.space.conditions import Setting, without_idle_knobs
+from sweeps.space.conditions import setting_of, without_inactive_knobs
 from train_entry.contract import (
     AioPlan,
     Attention,
@@ -113,8 +114,7 @@ def data_spec(config: SweepConfig) -> DataSpec:
 
 
 def _plan(draft: Draft) -> Plan:
-    setting = Setting(config=draft.config, machine=draft.machine, precision=draft.precision)
-    config = without_idle_knobs(setting)
+    config = without_inactive_knobs(draft.config, setting_of(draft.config, draft.machine))
     return Plan(
         engine=Engine(config.engine),
         ranks=draft.ranks,
@@ -128,13 +128,7 @@ def _plan(draft: Draft) -> Plan:
         gradient_clipping=config.gradient_clipping,
         optimizer=_optimizer(config.optimizer, config.lr.base * lr_factor(config.lr, config.global_batch)),
         schedule=_schedule(config.lr, config.global_batch),
-        loss_scale=LossScalePlan(
-            static=config.fp16.loss_scale,
-            initial_power=config.fp16.initial_scale_power,
-            window=config.fp16.loss_scale_window,
-            hysteresis=config.fp16.hysteresis,
-            minimum=int(config.fp16.min_loss_scale),
-        ),
+        loss_scale=_loss_scale(config.fp16),
         zero=_zero(config.zero),
         offload=_offload(config),
         ddp=DdpPlan(
@@ -165,25 +159,21 @@ def _schedule(lr: LrConfig, global_batch: int) -> SchedulePlan:
     )
 
 
-def _zero(zero: ZeroConfig) -> ZeroPlan:
-    return ZeroPlan(
-        stage=zero.stage,
-        reduce_bucket_size=int(zero.reduce_bucket_size),
-        allgather_bucket_size=int(zero.allgather_bucket_size),
-        overlap_comm=zero.overlap_comm,
-        contiguous_gradients=zero.contiguous_gradients,
-        reduce_scatter=zero.reduce_scatter,
-        use_multi_rank_bucket_allreduce=zero.use_multi_rank_bucket_allreduce,
-        round_robin_gradients=zero.round_robin_gradients,
-        prefetch_bucket_size=int(zero.prefetch_bucket_size),
-        param_persistence_threshold=int(zero.param_persistence_threshold),
-        max_live_parameters=int(zero.max_live_parameters),
-        max_reuse_distance=int(zero.max_reuse_distance),
-        sub_group_size=int(zero.sub_group_size),
-        hpz_partition_size=zero.hpz_partition_size,
-        quantized_weights=zero.quantized_weights,
-        quantized_gradients=zero.quantized_gradients,
+def _loss_scale(fp16: Fp16Config) -> LossScalePlan:
+    return LossScalePlan(
+        static=fp16.loss_scale,
+        initial_power=fp16.initial_scale_power,
+        window=fp16.loss_scale_window,
+        hysteresis=fp16.hysteresis,
+        minimum=int(fp16.min_loss_scale),
     )
+
+
+def _zero(zero: ZeroConfig) -> ZeroPlan:
+    """Field by field: the plan calls each as its knob."""
+    values: dict[str, Any] = {field.name: getattr(zero, field.name) for field in dataclasses.fields(ZeroPlan)}
+    whole = {name: int(value) for name, value in values.items() if KEYS[f"zero.{name}"].is_integral}
+    return ZeroPlan(**(values | whole))
 
 
 def _offload(config: SweepConfig) -> OffloadPlan:

@@ -1,1 +1,1 @@
-"""What is tried next: the ladder, the prior, the sampler; and how sure the winner is. Pure."""
+"""What is tried next: the baselines, the prior, the sampler; and how sure the winner is. Pure."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import yaml
 
-from sweeps.config.fields import flatten
+from sweeps.config.keys import flatten
 from sweeps.paths import CONF
 from sweeps.plan.resolve import Planned, Rejection
-from sweeps.search.remedies import Candidate, Changes, Expect, Grounds, PlanOf, advise, known
+from sweeps.search.remedies import ChangedPlan, Changes, Expect, Grounds, PlanOf, advise, known
 from train_entry.contract import Advice, Plan, Scalar, Trial, TrialSpec
 
 PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
@@ -19,7 +19,7 @@ PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
 def plan_of(plan: PlanPoint, values: Mapping[str, Scalar]) -> PlanOf:
     """The legal plan of these knob values, with changes."""
 
-    def changed(before: Changes, more: Changes) -> Candidate | None:
+    def changed(before: Changes, more: Changes) -> ChangedPlan | None:
         candidates = (_candidate(plan, values, changes) for changes in _spellings(before, more))
         return next((found for found in candidates if found and _took(found.plan, more)), None)
 
@@ -47,11 +47,11 @@ def knobs_of(strategy: str) -> Changes:
     return dict(flatten(yaml.safe_load(text)))
 
 
-def _candidate(plan: PlanPoint, values: Mapping[str, Scalar], changes: Changes) -> Candidate | None:
+def _candidate(plan: PlanPoint, values: Mapping[str, Scalar], changes: Changes) -> ChangedPlan | None:
     planned = plan({**values, **changes})
     if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
         return None
-    return Candidate(
+    return ChangedPlan(
         plan=planned.plan,
         fingerprint=planned.fingerprint,
         changes=changes,

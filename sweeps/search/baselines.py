@@ -1,8 +1,8 @@
-"""The ladder: what one tries by hand, in the order in which one tries it. Pure.
+"""The baselines: what one tries by hand, in the order in which one tries it. Pure.
 
 Strategies from the plainest to the thriftiest, each beginning with the micro-batch that the one before found
 best, doubled until that stops helping or fitting; then one plan that divides the model, by the rule of thumb.
-Rungs are points of the space: knobs that it varies and the ladder does not are at their defaults.
+Baselines are points of the space: knobs that it varies and the baselines does not are at their defaults.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
+from sweeps.config.keys import is_marked
+from sweeps.config.knob import Mark
 from sweeps.search.candidates import Candidate, PlanPoint, candidate_of
-from sweeps.search.improvement import Outlook
-from sweeps.search.ranking import value_of
-from sweeps.space.dimensions import Choices, Dimension, Matters, Point, SearchSpace, powers_of_two
-from train_entry.contract import Engine, Goal, Offload, Plan, Scalar, State, Trial
+from sweeps.search.improvement import Predictor
+from sweeps.space.dimensions import Choices, Dimension, IsActive, Point, SearchSpace, powers_of_two
+from train_entry.contract import Engine, Offload, Plan, Ranking, Scalar, State, Trial
 
-# What one changes by hand. All else stays as it is.
-LADDER_KNOBS = (
-    *("strategy", "engine", "zero.stage", "zero.offload_optimizer", "zero.offload_param"),
-    *("tensor", "pipeline", "micro_batch"),
-)
 HELPS = 1.005  # a doubled micro-batch that gains less than this does not help
 MOST_COMBINATIONS = 500
 _OFFLOADED = (Offload.NONE, Offload.CPU, Offload.NVME)
@@ -31,107 +28,118 @@ Default = Callable[[str, Mapping[str, Scalar]], Scalar]  # a knob's value beside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One plan of the ladder."""
+class Baseline:
+    """A configuration that one would try by hand."""
 
-    name: str
+    name: str  # of its strategy
     candidate: Candidate
+
+    @property
+    def plan(self) -> Plan:
+        return self.candidate.plan
+
+
+class NoBaseline(Enum):
+    """Why there is no baseline to try."""
+
+    YET = "yet"  # a running trial decides
+    LEFT = "left"  # all that may be the best were tried
+
+
+Tried = Mapping[str, Trial]  # trials by the fingerprints of their plans
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ladder:
-    """Rungs in the order of climbing: a flight is one strategy, its micro-batches ascending."""
+class Baselines:
+    """Baselines in the order in which one tries them: strategy by strategy, micro-batches ascending."""
 
-    flights: tuple[tuple[Rung, ...], ...]
-    hybrids: tuple[Rung, ...] = ()  # plans that divide the model, the least divided first
+    by_strategy: tuple[tuple[Baseline, ...], ...]
+    hybrids: tuple[Baseline, ...] = ()  # plans that divide the model, the least divided first
 
-    def next(self, trials: Mapping[str, Trial], outlook: Outlook, goal: Goal) -> Rung | bool:
-        """The next rung to try, given the trials of each fingerprint; True: wait for one; False: climbed.
+    def next(self, tried: Tried, predictor: Predictor, ranking: Ranking) -> Baseline | NoBaseline:
+        """The next baseline to try.
 
-        A rung that cannot be the best, were its estimate wrong by as much as twice its error, is left out.
+        Leaves out one that cannot be the best even if its estimate is off by twice its error.
         """
         best: float | None = None
         start = 1
-        likely = self._likely(outlook)
-        for flight in self.flights:
-            step = _climb(flight[_first(flight, start, trials, outlook) :], trials, goal)
-            best, start = _so_far(flight, trials, goal, best, start)
-            if step is True:
-                return True
+        likely = self._likely(predictor)
+        for series in self.by_strategy:
+            found = _next_of_series(series[_first(series, start, tried, predictor) :], tried, ranking)
+            best, start = _so_far(series, tried, ranking, best, start)
+            if found is NoBaseline.YET:
+                return found
             bar = likely if best is None else best
-            if isinstance(step, Rung) and outlook.may_beat(step.candidate.plan, bar):
-                return step
-        return self._hybrid(trials, outlook, best)
+            if isinstance(found, Baseline) and predictor.may_beat(found.plan, bar):
+                return found
+        return self._hybrid(tried, predictor, best)
 
-    def _likely(self, outlook: Outlook) -> float | None:
-        """What the best of all rungs is expected to reach: the bar while nothing is measured."""
-        rungs = [rung for flight in self.flights for rung in flight if outlook.fits(rung.candidate.plan)]
-        values = [value for rung in rungs if (value := outlook.expected(rung.candidate.plan)) is not None]
-        return max(values, key=outlook.score, default=None)
+    def _likely(self, predictor: Predictor) -> float | None:
+        """The value that the best of all baselines is expected to reach: the bar until one is measured."""
+        fitting = (one for series in self.by_strategy for one in series if predictor.fits(one.plan))
+        values = [value for one in fitting if (value := predictor.expected(one.plan)) is not None]
+        return max(values, key=predictor.score, default=None)
 
-    def _hybrid(self, trials: Mapping[str, Trial], outlook: Outlook, best: float | None) -> Rung | bool:
+    def _hybrid(self, tried: Tried, predictor: Predictor, best: float | None) -> Baseline | NoBaseline:
         """Tensor until a layer fits, pipeline until the model does, data for the rest: what divides least."""
-        prints = [rung.candidate.fingerprint for rung in self.hybrids]
-        tried = [trials[fingerprint] for fingerprint in prints if fingerprint in trials]
-        if tried:
-            return any(not trial.state.is_closed for trial in tried)
-        for _, group in itertools.groupby(self.hybrids, key=_degrees_of):
-            rungs = [rung for rung in group if outlook.fits(rung.candidate.plan)]
-            if rungs:
-                rung = max(rungs, key=lambda each: _expected_score(each, outlook))
-                return rung if outlook.may_beat(rung.candidate.plan, best) else False
-        return False
+        known = [tried[print_] for one in self.hybrids if (print_ := one.candidate.fingerprint) in tried]
+        if known:
+            is_open = any(not trial.state.is_closed for trial in known)
+            return NoBaseline.YET if is_open else NoBaseline.LEFT
+        for _, group in itertools.groupby(self.hybrids, key=lambda one: _degrees(one.plan)):
+            fitting = [one for one in group if predictor.fits(one.plan)]
+            if fitting:
+                fastest = max(fitting, key=lambda one: _expected_score(one, predictor))
+                return fastest if predictor.may_beat(fastest.plan, best) else NoBaseline.LEFT
+        return NoBaseline.LEFT
 
 
-def _first(flight: Sequence[Rung], start: int, trials: Mapping[str, Trial], outlook: Outlook) -> int:
-    """Where to begin: where it is expected to be fastest; of equals where the flight before was best."""
-    tried = (index for index, rung in enumerate(flight) if rung.candidate.fingerprint in trials)
-    if (begun := next(tried, None)) is not None:
-        return begun
-    scores = [_expected_score(rung, outlook) for rung in flight]
+def _first(series: Sequence[Baseline], start: int, tried: Tried, predictor: Predictor) -> int:
+    """The place to begin at: the fastest expected; of equals where the strategy before was best."""
+    begun = (index for index, one in enumerate(series) if one.candidate.fingerprint in tried)
+    if (first := next(begun, None)) is not None:
+        return first
+    scores = [_expected_score(one, predictor) for one in series]
     fastest = [index for index, score in enumerate(scores) if score == max(scores)]
-    large = (index for index in fastest if flight[index].candidate.plan.micro_batch >= start)
+    large = (index for index in fastest if series[index].plan.micro_batch >= start)
     return next(large, fastest[-1])
 
 
-def _climb(flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal) -> Rung | bool:
-    """The micro-batch to try next; True: wait for one; False: a larger one neither fits nor helps."""
+def _next_of_series(series: Sequence[Baseline], tried: Tried, ranking: Ranking) -> Baseline | NoBaseline:
+    """The micro-batch to try next; none is left where a larger one neither fits nor helps."""
     before: float | None = None
-    for rung in flight:
-        trial = trials.get(rung.candidate.fingerprint)
+    for one in series:
+        trial = tried.get(one.candidate.fingerprint)
         if trial is None:
-            return rung
+            return one
         if not trial.state.is_closed:
-            return True
-        value = value_of(trial, goal)
-        if value is None or trial.state is State.STOPPED:
-            return False  # too large, or hopeless
-        if before is not None and goal.gain(value, before) < HELPS:
-            return False
+            return NoBaseline.YET
+        value = ranking.value(trial)
+        if value is None or trial.state is State.STOPPED:  # too large, or hopeless
+            return NoBaseline.LEFT
+        if before is not None and ranking.goal.gain(value, before) < HELPS:
+            return NoBaseline.LEFT
         before = value
-    return False
+    return NoBaseline.LEFT
 
 
 def _so_far(
-    flight: Sequence[Rung], trials: Mapping[str, Trial], goal: Goal, best: float | None, start: int
+    series: Sequence[Baseline], tried: Tried, ranking: Ranking, best: float | None, start: int
 ) -> tuple[float | None, int]:
-    """The best value up to and with a flight, and the micro-batch it is of, at which the next begins."""
-    for rung in flight:
-        trial = trials.get(rung.candidate.fingerprint)
-        value = value_of(trial, goal) if trial else None
+    """The best value up to and including a strategy, and its micro-batch, at which the next one begins."""
+    goal = ranking.goal
+    for one in series:
+        trial = tried.get(one.candidate.fingerprint)
+        value = ranking.value(trial) if trial else None
         if value is not None and (best is None or goal.score(value) > goal.score(best)):
-            best, start = value, rung.candidate.plan.micro_batch
+            best, start = value, one.plan.micro_batch
     return best, start
 
 
-def _expected_score(rung: Rung, outlook: Outlook) -> float:
+def _expected_score(baseline: Baseline, predictor: Predictor) -> float:
     """Larger is better; of what does not fit, or where nothing is known, without bound the worst."""
-    value = outlook.expected(rung.candidate.plan) if outlook.fits(rung.candidate.plan) else None
-    return -math.inf if value is None else outlook.score(value)
-
-
-def _degrees_of(rung: Rung) -> tuple[int, int]:
-    return _degrees(rung.candidate.plan)
+    value = predictor.expected(baseline.plan) if predictor.fits(baseline.plan) else None
+    return -math.inf if value is None else predictor.score(value)
 
 
 def _degrees(plan: Plan) -> tuple[int, int]:
@@ -141,53 +149,51 @@ def _degrees(plan: Plan) -> tuple[int, int]:
 # ---------------------------------------------------------------------- building it
 
 
-def make_ladder(space: SearchSpace, plan: PlanPoint, matters: Matters, default: Default) -> Ladder:
-    """The ladder of a space."""
-    rungs = _rungs(_combinations(space, matters, default), plan)
-    whole = [rung for rung in rungs if _degrees(rung.candidate.plan) == (1, 1)]
-    divided = [rung for rung in rungs if _degrees(rung.candidate.plan) != (1, 1)]
-    flights = itertools.groupby(sorted(whole, key=_thrift), key=lambda rung: rung.name)
-    return Ladder(
-        flights=tuple(tuple(flight) for _, flight in flights),
-        hybrids=tuple(
-            sorted(divided, key=lambda rung: (_degrees(rung.candidate.plan), rung.candidate.plan.zero.stage))
-        ),
+def make_baselines(space: SearchSpace, plan: PlanPoint, is_active: IsActive, default: Default) -> Baselines:
+    """The baselines of a space."""
+    found = _baselines(_combinations(space, is_active, default), plan)
+    whole = [one for one in found if _degrees(one.plan) == (1, 1)]
+    divided = [one for one in found if _degrees(one.plan) != (1, 1)]
+    by_strategy = itertools.groupby(sorted(whole, key=_thrift), key=lambda one: one.name)
+    return Baselines(
+        by_strategy=tuple(tuple(series) for _, series in by_strategy),
+        hybrids=tuple(sorted(divided, key=lambda one: (_degrees(one.plan), one.plan.zero.stage))),
     )
 
 
-def single_gpu_rungs(
-    space: SearchSpace, plan: PlanPoint, matters: Matters, default: Default
-) -> tuple[Rung, ...]:
+def single_gpu_baselines(
+    space: SearchSpace, plan: PlanPoint, is_active: IsActive, default: Default
+) -> tuple[Baseline, ...]:
     """Plans for one GPU alone, the plainest first: what the efficiency of scaling is measured by."""
-    alone = ({**point, "ranks": 1} for point in _combinations(space, matters, default))
-    rungs = [rung for rung in _rungs(alone, plan) if rung.candidate.plan.ranks == 1]
-    return tuple(sorted(rungs, key=_thrift))
+    alone = ({**point, "ranks": 1} for point in _combinations(space, is_active, default))
+    baselines = [baseline for baseline in _baselines(alone, plan) if baseline.candidate.plan.ranks == 1]
+    return tuple(sorted(baselines, key=_thrift))
 
 
-def _rungs(points: Iterator[Point], plan: PlanPoint) -> list[Rung]:
-    """One rung for each strategy and micro-batch."""
-    found: dict[tuple[str, int], Rung] = {}
+def _baselines(points: Iterator[Point], plan: PlanPoint) -> list[Baseline]:
+    """One baseline for each strategy and micro-batch."""
+    found: dict[tuple[str, int], Baseline] = {}
     for point in points:
         if (candidate := candidate_of(plan, point)) is not None:
             name = candidate.plan.strategy
-            found.setdefault((name, candidate.plan.micro_batch), Rung(name=name, candidate=candidate))
+            found.setdefault((name, candidate.plan.micro_batch), Baseline(name=name, candidate=candidate))
     return list(found.values())
 
 
-def _thrift(rung: Rung) -> tuple[int, bool, int, str, int]:
+def _thrift(baseline: Baseline) -> tuple[int, bool, int, str, int]:
     """How little memory a strategy is content with, then the micro-batch."""
-    plan = rung.candidate.plan
+    plan = baseline.candidate.plan
     offloaded = max(map(_OFFLOADED.index, plan.offload.devices), default=0)
-    return offloaded, plan.engine is not Engine.DDP, plan.zero.stage, rung.name, plan.micro_batch
+    return offloaded, plan.engine is not Engine.DDP, plan.zero.stage, baseline.name, plan.micro_batch
 
 
-def _combinations(space: SearchSpace, matters: Matters, default: Default) -> Iterator[Point]:
-    """Points of the space: all values of the ladder's knobs, the defaults of the others."""
-    varied = [dimension for dimension in space.dimensions if dimension.key in LADDER_KNOBS]
+def _combinations(space: SearchSpace, is_active: IsActive, default: Default) -> Iterator[Point]:
+    """Points of the space: all values of the knobs that one changes by hand, the defaults of the others."""
+    varied = [dimension for dimension in space.dimensions if is_marked(dimension.key, Mark.BY_HAND)]
     values = [_values(dimension) for dimension in varied]
     for chosen in itertools.islice(itertools.product(*values), MOST_COMBINATIONS):
         known = {dimension.key: value for dimension, value in zip(varied, chosen, strict=True)}
-        yield space.build(lambda dim, known=known: _choose(dim, known, default), matters)  # type: ignore[misc]
+        yield space.build(lambda dim, known=known: _choose(dim, known, default), is_active)  # type: ignore[misc]
 
 
 def _values(dimension: Dimension) -> tuple[Scalar, ...]:

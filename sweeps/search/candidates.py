@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sweeps.plan.resolve import Planned, Rejection
-from sweeps.space.dimensions import Matters, Point, SearchSpace
+from sweeps.space.dimensions import IsActive, Point, SearchSpace
 from train_entry.contract import Plan, Scalar
 
 MOST = 2000  # points that are planned: milliseconds each
@@ -20,6 +20,7 @@ class Candidate:
     """A point and the legal plan that it makes."""
 
     point: Point
+    planned: Planned
     plan: Plan
     fingerprint: str
 
@@ -29,24 +30,24 @@ def candidate_of(plan: PlanPoint, point: Point) -> Candidate | None:
     planned = plan(point)
     if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
         return None
-    return Candidate(point=point, plan=planned.plan, fingerprint=planned.fingerprint)
+    return Candidate(point=point, planned=planned, plan=planned.plan, fingerprint=planned.fingerprint)
 
 
 class Candidates:
     """Grows while jobs run, so that no slot waits for it."""
 
-    def __init__(self, space: SearchSpace, plan: PlanPoint, matters: Matters, seed: int) -> None:
+    def __init__(self, space: SearchSpace, plan: PlanPoint, is_active: IsActive, seed: int) -> None:
         self._plan = plan
-        size = space.size(matters)
+        size = space.size(is_active)
         self.covers_space = size is not None and size <= MOST
-        self._points = self._of(space, matters, random.Random(seed))
+        self._points = self._of(space, is_active, random.Random(seed))
         self._found: dict[str, Candidate] = {}
         self.is_complete = False
 
-    def _of(self, space: SearchSpace, matters: Matters, source: random.Random) -> Iterator[Point]:
+    def _of(self, space: SearchSpace, is_active: IsActive, source: random.Random) -> Iterator[Point]:
         if self.covers_space:
-            return space.points(matters)
-        return (space.draw(source, matters) for _ in range(MOST))
+            return space.points(is_active)
+        return (space.draw(source, is_active) for _ in range(MOST))
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._found.values())

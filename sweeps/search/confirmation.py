@@ -1,12 +1,12 @@
-"""The last word: the best trials measured again by turns, and who of them is the winner. Pure.
+"""The confirmation: the best trials are measured again, round by round, and the winner is named. Pure.
 
 Of many noisy values the largest is too large. So the winner and its interval come from repeats alone: each
-turn measures every trial that is still in question once, in a fresh process, alone on the machine. What a
-turn has in common (a warmer machine) does not count, since trials are compared within it.
+round measures every trial that is still in question once, in a fresh process, alone on the machine. Trials
+are compared within a round, so what a round has in common (a warmer machine) does not count.
 
-How much repeats scatter is often known better with the first measurements beside them: so an interval is the
-narrower of two, with them and without, each of which may be wrong half as often. That the first ones were
-chosen for being large does no harm: it makes them scatter more, as does whatever has changed since then.
+The first measurements often help to tell how much repeats scatter. So an interval is the narrower of two, one
+with the first measurements and one without, each allowed half the error. The first ones were chosen for being
+large; that only makes them scatter more, as does whatever has changed since then.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from sweeps.config.schema import ConfirmConfig
-from sweeps.search.ranking import best_rung, contenders, value_of
 from sweeps.search.students_t import quantile
-from train_entry.contract import Goal, Measurement, Purpose, Repeat, Standing, State, Trial, Winner
+from train_entry.contract import Attempt, Goal, Measurement, Purpose, Ranking, Standing, State, Trial, Winner
 
 LEAST_NOISE = 1e-4  # of a repeat: two that happen to agree do not make the interval vanish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
-    """Logarithms of the goal's gain, a row for each trial, a column for each turn that all of them took."""
+class Rounds:
+    """Logarithms of the goal's gain, a row for each trial, a column for each round that all of them took."""
 
     trials: tuple[Trial, ...]
     rows: tuple[tuple[float, ...], ...]
-    firsts: tuple[float, ...]  # of each trial what was measured before all turns
+    firsts: tuple[float, ...]  # of each trial, its first measurement
 
     @property
     def count(self) -> int:
@@ -42,7 +41,7 @@ class Turns:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one repeat, its turn's common part taken out."""
+        """Standard deviation of one repeat, without what its round has in common."""
         return _noise_of(self.rows)
 
     def reach(self, tail: float) -> float:
@@ -59,44 +58,45 @@ def _freedom(rows: Sequence[Sequence[float]]) -> int:
 
 
 def _noise_of(rows: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of one value, what its trial and its turn have in common taken out."""
+    """Standard deviation of one value, without what its trial and its round have in common."""
     if not rows or len(rows[0]) < 2:
         return math.nan
-    turns = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
+    rounds = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
     squares = 0.0
     for row in rows:
-        left = [value - turn for value, turn in zip(row, turns, strict=True)]
+        left = [value - common for value, common in zip(row, rounds, strict=True)]
         squares += sum((value - fmean(left)) ** 2 for value in left)
     return max(LEAST_NOISE, math.sqrt(squares / _freedom(rows)))
 
 
 def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> list[Trial]:
-    """The best that are close to the best, and the best rung; none where confirming says nothing new."""
+    """Trials close to the best, and the best baseline; none where a confirmation says nothing new."""
     if config.best == 0 or not goal.is_speed:
         return []
-    known = list(trials)
-    ranked = contenders(known, goal)
+    ranking = Ranking(trials, goal)
+    ranked = ranking.contenders
     if not ranked:
         return []
     first, leader = ranked[0]
     near = 1 - max(config.within, 2 * _noise(leader))  # on a noisy machine the next may as well be better
     chosen = [trial for value, trial in ranked[: config.best] if goal.gain(value, first) >= near]
-    rung = best_rung(known, goal)
-    if rung is not None and rung.number not in {trial.number for trial in chosen}:
-        chosen.append(rung)
+    baseline = ranking.best_baseline
+    if baseline is not None and baseline.number not in {trial.number for trial in chosen}:
+        chosen.append(baseline)
     return chosen
 
 
 def next_repeat(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> tuple[Trial, int] | None:
-    """The trial to measure again and the turn it belongs to; None: the confirmation is over."""
+    """The trial to measure again and the round it belongs to; None: the confirmation is over."""
     known = list(trials)
+    ranking = Ranking(known, goal)
     chosen = _sound(to_confirm(known, goal, config))
-    for turn in range(1, config.rounds + 1):
-        if turn > 2:
-            chosen = _in_question(chosen, goal, config, turn - 1)
-        waiting = [trial for trial in chosen if _of_turn(trial, turn) is None]
+    for number in range(1, config.rounds + 1):
+        if number > 2:
+            chosen = _in_question(chosen, ranking, config, number - 1)
+        waiting = [trial for trial in chosen if _of_round(trial, number) is None]
         if waiting:
-            return waiting[0], turn
+            return waiting[0], number
     return None
 
 
@@ -106,13 +106,15 @@ def _noise(trial: Trial) -> float:
     return (seen.relative_error or 0.0) if isinstance(seen, Measurement) else 0.0
 
 
-def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, turns: int) -> list[Trial]:
-    """Who may still be the best after so many turns; nobody where that is known.
+def _in_question(
+    chosen: Sequence[Trial], ranking: Ranking, config: ConfirmConfig, rounds: int
+) -> list[Trial]:
+    """Trials that may still be the best after so many rounds; none where that is known.
 
     Whoever is alone goes on while its value is known less exactly than to `within`.
     """
-    table = turns_of(chosen, goal, turns)
-    if table.count < turns:
+    table = rounds_of(chosen, ranking, rounds)
+    if table.count < rounds:
         return []
     left = _tied(table, config)
     is_vague = len(chosen) == 1 and _reach(table, config) > config.within
@@ -121,20 +123,20 @@ def _in_question(chosen: Sequence[Trial], goal: Goal, config: ConfirmConfig, tur
 
 def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winner | None:
     """Who has won, and by how much; None: too few repeats to say."""
-    known = list(trials)
-    chosen = _sound(to_confirm(known, goal, config))
+    ranking = Ranking(trials, goal)
+    chosen = _sound(to_confirm(ranking.trials, goal, config))
     taken = [len(_values(trial, goal)) for trial in chosen]
     if min(taken, default=0) < 2:
         return None
-    full, longest = turns_of(chosen, goal, min(taken)), max(taken)
+    full, longest = rounds_of(chosen, ranking, min(taken)), max(taken)
     last = [trial for trial in chosen if len(_values(trial, goal)) == longest]
-    table = turns_of(last, goal, longest) if len(last) > 1 else full
+    table = rounds_of(last, ranking, longest) if len(last) > 1 else full
     tied = _tied(table, config)
     leader = table.trials[max(range(len(table.rows)), key=lambda index: table.means[index])]
     winner = min(tied, key=lambda trial: (_peak_bytes(trial), trial.number)) if len(tied) > 1 else leader
     standings = [_standing(trial, goal, full, config) for trial in chosen]
-    rung = best_rung(known, goal)
-    gain, low, high = _gain(winner, rung, goal, full, config)
+    baseline = ranking.best_baseline
+    gain, low, high = _gain(winner, baseline, goal, full, config)
     return Winner(
         goal=goal.name,
         trial=winner.number,
@@ -142,26 +144,27 @@ def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winn
         standings=tuple(sorted(standings, key=lambda found: -goal.score(found.value))),
         tied=tuple(trial.number for trial in tied if trial.number != winner.number),
         noise=full.noise,
-        rung=rung.number if rung else None,
+        baseline=baseline.number if baseline else None,
         gain=gain,
         gain_low=low,
         gain_high=high,
     )
 
 
-def turns_of(chosen: Sequence[Trial], goal: Goal, turns: int) -> Turns:
-    """The table of the first turns; empty where a trial has not taken them all."""
-    values = [_values(trial, goal)[:turns] for trial in chosen]
-    if not values or any(len(row) < turns for row in values):
-        return Turns(trials=(), rows=(), firsts=())
-    return Turns(
+def rounds_of(chosen: Sequence[Trial], ranking: Ranking, rounds: int) -> Rounds:
+    """The table of the first rounds; empty where a trial has not taken them all."""
+    goal = ranking.goal
+    values = [_values(trial, goal)[:rounds] for trial in chosen]
+    if not values or any(len(row) < rounds for row in values):
+        return Rounds(trials=(), rows=(), firsts=())
+    return Rounds(
         trials=tuple(chosen),
         rows=tuple(tuple(math.log(goal.gain(value, 1.0)) for value in row) for row in values),
-        firsts=tuple(math.log(goal.gain(value_of(trial, goal) or 1.0, 1.0)) for trial in chosen),
+        firsts=tuple(math.log(goal.gain(ranking.value(trial) or 1.0, 1.0)) for trial in chosen),
     )
 
 
-def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
+def _tied(table: Rounds, config: ConfirmConfig) -> list[Trial]:
     """Those that cannot be told apart from the best; each comparison at a share of the error allowed."""
     comparisons = max(1, len(table.rows) - 1) * max(1, config.rounds - 1)
     reach = _reach(table, config, comparisons) * math.sqrt(2)
@@ -169,12 +172,12 @@ def _tied(table: Turns, config: ConfirmConfig) -> list[Trial]:
     return [trial for trial, mean in zip(table.trials, table.means, strict=True) if best - mean <= reach]
 
 
-def _reach(table: Turns, config: ConfirmConfig, comparisons: int = 1) -> float:
+def _reach(table: Rounds, config: ConfirmConfig, comparisons: int = 1) -> float:
     """Half-width of a mean's interval."""
     return table.reach((1 - config.confidence) / comparisons / 2)
 
 
-def _standing(trial: Trial, goal: Goal, table: Turns, config: ConfirmConfig) -> Standing:
+def _standing(trial: Trial, goal: Goal, table: Rounds, config: ConfirmConfig) -> Standing:
     values = _values(trial, goal)
     mean = fmean(math.log(goal.gain(value, 1.0)) for value in values)
     reach = _reach(table, config) * math.sqrt(table.count / len(values))
@@ -190,15 +193,15 @@ def _back(goal: Goal, logarithm: float) -> float:
 
 
 def _gain(
-    winner: Trial, rung: Trial | None, goal: Goal, table: Turns, config: ConfirmConfig
+    winner: Trial, baseline: Trial | None, goal: Goal, table: Rounds, config: ConfirmConfig
 ) -> tuple[float | None, float | None, float | None]:
-    """The winner's value over the best rung's, with its interval; nothing where they did not take turns."""
+    """The winner's value over the best baseline's, with its interval; None where they share no round."""
     numbers = [trial.number for trial in table.trials]
-    if rung is None or rung.number not in numbers or winner.number not in numbers:
+    if baseline is None or baseline.number not in numbers or winner.number not in numbers:
         return None, None, None
-    if rung.number == winner.number:
+    if baseline.number == winner.number:
         return 1.0, 1.0, 1.0
-    gain = table.means[numbers.index(winner.number)] - table.means[numbers.index(rung.number)]
+    gain = table.means[numbers.index(winner.number)] - table.means[numbers.index(baseline.number)]
     reach = _reach(table, config) * math.sqrt(2)
     return math.exp(gain), math.exp(gain - reach), math.exp(gain + reach)
 
@@ -216,17 +219,17 @@ def _sound(chosen: Sequence[Trial]) -> list[Trial]:
     ]
 
 
-def _repeats(trial: Trial) -> list[Repeat]:
+def _repeats(trial: Trial) -> list[Attempt]:
     return [repeat for repeat in trial.repeats if repeat.purpose is Purpose.CONFIRM]
 
 
-def _of_turn(trial: Trial, turn: int) -> Repeat | None:
-    return next((repeat for repeat in _repeats(trial) if repeat.turn == turn), None)
+def _of_round(trial: Trial, number: int) -> Attempt | None:
+    return next((repeat for repeat in _repeats(trial) if repeat.round == number), None)
 
 
 def _values(trial: Trial, goal: Goal) -> list[float]:
-    """Of the trial's repeats, in the order of their turns."""
-    repeats = sorted(_repeats(trial), key=lambda repeat: repeat.turn)
+    """Of the trial's repeats, in the order of their rounds."""
+    repeats = sorted(_repeats(trial), key=lambda repeat: repeat.round)
     found = [goal.value(repeat.outcome) for repeat in repeats if isinstance(repeat.outcome, Measurement)]
     return [value for value in found if value is not None and value > 0]
 

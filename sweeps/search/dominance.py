@@ -31,7 +31,7 @@ class Dominance:
 
     def learn(self, trial: Trial) -> None:
         """From a trial that was launched and has ended."""
-        if trial.plan is None or trial.attempts == 0:
+        if trial.plan is None or not trial.is_launched:
             return
         match trial.outcome:
             case Measurement():

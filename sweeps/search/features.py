@@ -28,7 +28,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Features:
     """Of one plan; of all plans the entries have the same order."""
 
     counts: tuple[float, ...]
@@ -37,7 +37,7 @@ class Place:
     width: float = 1.0  # how wide errors are, over those of a plan whose device never waits for its host
 
 
-def place_of(plan: Plan, estimate: Estimate) -> Place:
+def features_of(plan: Plan, estimate: Estimate) -> Features:
     """Where the plan stands. What never changes how long a step takes (rates, seeds) is left out."""
     zero, offload = plan.zero, plan.offload
     batches = (plan.ranks, plan.tensor, plan.pipeline, plan.micro_batch, plan.global_batch, plan.seq_len)
@@ -47,7 +47,7 @@ def place_of(plan: Plan, estimate: Estimate) -> Place:
         *(offload.max_in_cpu, offload.buffer_count, offload.buffer_size),
         *(offload.aio.block_size_bytes, offload.aio.queue_depth, offload.aio.threads),
     )
-    return Place(
+    return Features(
         counts=(
             *(math.log2(count) for count in batches),
             *(BUFFER * math.log2(1 + size) for size in buffers),

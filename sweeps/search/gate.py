@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from sweeps.estimate.estimator import Forecaster
+from sweeps.estimate.estimator import Estimator
 from sweeps.plan.warnings import cautions
 from sweeps.search.dominance import Dominance
 from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Plan, Trial
 
 
-class Admission:
+class Gate:
     """Estimates every plan, and refuses those that cannot fit. Learns from every trial that ends."""
 
-    def __init__(
-        self, forecaster: Forecaster, enabled: bool, borderline: int, dominance: bool = True
-    ) -> None:
-        self._forecaster = forecaster
+    def __init__(self, estimator: Estimator, enabled: bool, borderline: int, dominance: bool = True) -> None:
+        self._estimator = estimator
         self._enabled = enabled
         self._borderline_left = borderline
-        self._dominance = Dominance(estimate=forecaster.estimate) if enabled and dominance else None
+        self._dominance = Dominance(estimate=estimator.estimate) if enabled and dominance else None
 
     def recall(self, trials: list[Trial]) -> None:
         """What this study has learned and spent before."""
@@ -28,10 +26,10 @@ class Admission:
     @property
     def observations(self) -> int:
         """Trials that estimates have learned from."""
-        return self._forecaster.observations
+        return self._estimator.observations
 
     def estimate(self, plan: Plan) -> Estimate:
-        return self._forecaster.estimate(plan)
+        return self._estimator.estimate(plan)
 
     def refusal(self, plan: Plan, estimate: Estimate, origin: Origin) -> Failure | None:
         """Why a plan is not launched; None: it is. What a user asked for by itself always is."""
@@ -54,13 +52,13 @@ class Admission:
 
     def learn(self, trial: Trial) -> None:
         """From a trial that has ended."""
-        self._forecaster.learn([trial])
+        self._estimator.learn([trial])
         if self._dominance is not None and trial.origin is not Origin.USER:
             self._dominance.learn(trial)
 
     def memory_limit_bytes(self, trial: Trial) -> int | None:
         """What torch is held to on each GPU of the trial; None: the GPU itself is the limit."""
-        return self._forecaster.imposed_bytes(trial.estimate)
+        return self._estimator.imposed_bytes(trial.estimate)
 
 
 def _was_admitted_at_the_border(trial: Trial) -> bool:

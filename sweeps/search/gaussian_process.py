@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sweeps.search.features import Place
+from sweeps.search.features import Features
 
 REACHES = (1.0, 2.0, 4.0)  # distances over which errors stay alike
 OWN = (0.05, 0.3, 1.0)  # share of the variance that is a plan's own
@@ -30,23 +30,23 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Belief:
+class Posterior:
     """Of the error at a place."""
 
     mean: float
     deviation: float
 
 
-class Kriging:
+class GaussianProcess:
     """Errors at places, and what they say of any other place."""
 
-    def __init__(self, places: Sequence[Place], errors: Sequence[float], doubt: float) -> None:
+    def __init__(self, known: Sequence[Features], errors: Sequence[float], doubt: float) -> None:
         """`doubt` is what errors are expected to be like, beside those of the parts: a standard deviation."""
         self._codes: dict[object, int] = {}
-        self._counts = np.array([place.counts for place in places])
-        self._kinds = np.array([self._coded(place) for place in places])
-        self._parts = np.array([place.parts for place in places])
-        self._widths = np.array([place.width for place in places])
+        self._counts = np.array([features.counts for features in known])
+        self._kinds = np.array([self._coded(features) for features in known])
+        self._parts = np.array([features.parts for features in known])
+        self._widths = np.array([features.width for features in known])
         grid = np.array(list(itertools.product(SIZES, OWN, REACHES)))
         sizes, own, self._reaches = grid.T
         self._variances = np.square(doubt * sizes)
@@ -56,10 +56,10 @@ class Kriging:
         self._count = len(errors)
         if self._count:
             largest = LARGEST * doubt * self._widths
-            self._condition(places, np.clip(np.array(errors), -largest, largest))
+            self._condition(known, np.clip(np.array(errors), -largest, largest))
 
-    def _condition(self, places: Sequence[Place], errors: Numbers) -> None:
-        covariances = np.stack([self._covariances(place) for place in places], axis=1)
+    def _condition(self, known: Sequence[Features], errors: Numbers) -> None:
+        covariances = np.stack([self._covariances(features) for features in known], axis=1)
         own = (self._variances - self._shared)[:, None] * np.square(self._widths)
         covariances += own[:, :, None] * np.eye(self._count)
         self._roots = np.linalg.inv(np.linalg.cholesky(covariances))  # of each inverse
@@ -70,26 +70,26 @@ class Kriging:
         self._plausible *= np.exp(likelihoods - likelihoods.max())
         self._plausible /= self._plausible.sum()
 
-    def at(self, place: Place) -> Belief:
+    def at(self, features: Features) -> Posterior:
         """Mean and standard deviation over all that is plausible."""
-        variances = self._variances * place.width**2 + np.square(place.parts).sum()
+        variances = self._variances * features.width**2 + np.square(features.parts).sum()
         means = np.zeros(len(variances))
         if self._count:
-            shared = self._covariances(place)
+            shared = self._covariances(features)
             means = np.einsum("gi,gi->g", shared, self._weights)
             variances = variances - np.square(self._roots @ shared[:, :, None]).sum(axis=(1, 2))
         mean = float(self._plausible @ means)
         variance = float(self._plausible @ (variances + np.square(means - mean)))
-        return Belief(mean=mean, deviation=max(LEAST_VARIANCE, variance) ** 0.5)
+        return Posterior(mean=mean, deviation=max(LEAST_VARIANCE, variance) ** 0.5)
 
-    def _covariances(self, place: Place) -> Numbers:
+    def _covariances(self, features: Features) -> Numbers:
         """Of a plan's error with that at each known place, a plan's own left out; for each of the grid."""
-        apart = np.abs(self._counts - np.array(place.counts)).sum(axis=1)
-        apart += (self._kinds != np.array(self._coded(place))).sum(axis=1)
+        apart = np.abs(self._counts - np.array(features.counts)).sum(axis=1)
+        apart += (self._kinds != np.array(self._coded(features))).sum(axis=1)
         decay = np.exp(-apart / self._reaches[:, None])
-        alike = self._parts @ np.array(place.parts)
-        found: Numbers = alike + self._shared[:, None] * decay * self._widths * place.width
+        alike = self._parts @ np.array(features.parts)
+        found: Numbers = alike + self._shared[:, None] * decay * self._widths * features.width
         return found
 
-    def _coded(self, place: Place) -> list[int]:
-        return [self._codes.setdefault(kind, len(self._codes)) for kind in enumerate(place.kinds)]
+    def _coded(self, features: Features) -> list[int]:
+        return [self._codes.setdefault(kind, len(self._codes)) for kind in enumerate(features.kinds)]

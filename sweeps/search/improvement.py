@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from statistics import NormalDist
 
-from sweeps.search.features import place_of
-from sweeps.search.gaussian_process import Belief, Kriging
+from sweeps.search.features import features_of
+from sweeps.search.gaussian_process import GaussianProcess, Posterior
 from train_entry.contract import Estimate, Fit, Goal, Measurement, Plan, State, Trial
 
 # How far estimates of the step time are off once they have learned from a few trials, as a standard deviation
@@ -25,7 +25,7 @@ MOST_OBSERVATIONS = 100  # the latest: as many as the estimates learn from
 _NORMAL = NormalDist()
 
 
-class Outlook:
+class Predictor:
     """Estimates as a distribution: log-normal, corrected by what they are wrong by nearby."""
 
     def __init__(self, estimate: Callable[[Plan], Estimate], goal: Goal, device: str) -> None:
@@ -33,8 +33,8 @@ class Outlook:
         self._goal = goal
         self._doubt = DOUBT.get(device, DOUBT["cpu"])
         self._seen: deque[tuple[Plan, float]] = deque(maxlen=MOST_OBSERVATIONS)
-        self._kriging: Kriging | None = None  # of the errors of the estimates as they are now
-        self._beliefs: dict[Plan, Belief] = {}
+        self._process: GaussianProcess | None = None  # of the errors of the estimates as they are now
+        self._posteriors: dict[Plan, Posterior] = {}
 
     @property
     def knows(self) -> bool:
@@ -43,12 +43,12 @@ class Outlook:
 
     def learn(self, trial: Trial) -> None:
         """From a trial that has closed. Whatever it was, estimates may have learned from it as well."""
-        self._kriging = None
-        self._beliefs.clear()
+        self._process = None
+        self._posteriors.clear()
         seen = trial.outcome
         if not isinstance(seen, Measurement) or trial.plan is None or trial.state is State.REUSED:
             return
-        if not trial.shared and seen.step_s > 0:
+        if not trial.is_shared and seen.step_s > 0:
             self._seen.append((trial.plan, seen.step_s))
 
     def fits(self, plan: Plan) -> bool:
@@ -59,14 +59,14 @@ class Outlook:
         value = self._goal.value(self._estimate(plan))
         if value is None or not self._goal.is_speed:
             return value
-        slower = math.exp(self._belief(plan).mean)
+        slower = math.exp(self._posterior(plan).mean)
         return value / slower if self._goal.is_maximized else value * slower
 
     def error(self, plan: Plan) -> float:
         """Standard deviation of the logarithm of what will be seen over what is expected."""
         if self._goal.name == "peak_bytes":
             return BYTES_ERROR
-        return max(LEAST_ERROR, self._belief(plan).deviation)
+        return max(LEAST_ERROR, self._posterior(plan).deviation)
 
     def score(self, value: float) -> float:
         """Larger is better."""
@@ -91,18 +91,20 @@ class Outlook:
             return True
         return math.log(self._goal.gain(value, best)) + errors * self.error(plan) > 0
 
-    def _belief(self, plan: Plan) -> Belief:
+    def _posterior(self, plan: Plan) -> Posterior:
         """Of the logarithm of what a step takes over what is estimated."""
-        if plan not in self._beliefs:
-            self._kriging = self._kriging or self._krige()
-            self._beliefs[plan] = self._kriging.at(place_of(plan, self._estimate(plan)))
-        return self._beliefs[plan]
+        if plan not in self._posteriors:
+            self._process = self._process or self._fitted()
+            self._posteriors[plan] = self._process.at(features_of(plan, self._estimate(plan)))
+        return self._posteriors[plan]
 
-    def _krige(self) -> Kriging:
+    def _fitted(self) -> GaussianProcess:
         estimates = [self._estimate(plan) for plan, _ in self._seen]
         errors = [
             math.log(step_s / estimate.step_s)
             for (_, step_s), estimate in zip(self._seen, estimates, strict=True)
         ]
         plans = (plan for plan, _ in self._seen)
-        return Kriging([place_of(*each) for each in zip(plans, estimates, strict=True)], errors, self._doubt)
+        return GaussianProcess(
+            [features_of(*each) for each in zip(plans, estimates, strict=True)], errors, self._doubt
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from sweeps.search.candidates import Candidate
-from sweeps.search.improvement import Outlook
+from sweeps.search.improvement import Predictor
 
 RANKED = 200  # plans whose estimates are brought up to date at once: half a millisecond each
 WORTH_SPREADING = 0.1  # another strategy goes first if it promises this share of the most promising plan
@@ -14,9 +14,9 @@ WORTH_SPREADING = 0.1  # another strategy goes first if it promises this share o
 class Prior:
     """Plans by their expected improvement on the best so far."""
 
-    def __init__(self, candidates: Iterable[Candidate], outlook: Outlook) -> None:
+    def __init__(self, candidates: Iterable[Candidate], predictor: Predictor) -> None:
         self._candidates = candidates
-        self._outlook = outlook
+        self._predictor = predictor
         self._ranks: dict[str, float] = {}  # of earlier looks, by fingerprint
 
     def promising(self, known: Collection[str], best: float | None) -> list[tuple[float, Candidate]]:
@@ -28,13 +28,13 @@ class Prior:
         for found in (*fresh, *seen[:RANKED]):
             self._ranks[found.fingerprint] = self._score(found)
         leading = sorted(untried, key=lambda found: -self._ranks[found.fingerprint])[:RANKED]
-        fitting = (found for found in leading if self._outlook.fits(found.plan))
-        gains = [(self._outlook.improvement(found.plan, best), found) for found in fitting]
+        fitting = (found for found in leading if self._predictor.fits(found.plan))
+        gains = [(self._predictor.improvement(found.plan, best), found) for found in fitting]
         return sorted(gains, key=lambda each: (-each[0], -self._ranks[each[1].fingerprint]))
 
     def _score(self, found: Candidate) -> float:
-        value = self._outlook.expected(found.plan)
-        return -float("inf") if value is None else self._outlook.score(value)
+        value = self._predictor.expected(found.plan)
+        return -float("inf") if value is None else self._predictor.score(value)
 
 
 def spread(

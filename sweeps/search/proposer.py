@@ -1,32 +1,40 @@
-"""Who proposes next: the ladder, its remedies, the prior, then the sampler."""
+"""Proposes the next trial: baselines and their remedies first, then the prior, then the sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from sweeps.config.schema import SearchConfig, SweepConfig
 from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
 from sweeps.plan.resolve import Planned
-from sweeps.search.baselines import Default, Ladder, Rung, make_ladder, single_gpu_rungs
+from sweeps.search.baselines import (
+    Baseline,
+    Baselines,
+    Default,
+    NoBaseline,
+    make_baselines,
+    single_gpu_baselines,
+)
 from sweeps.search.candidates import Candidate, Candidates
-from sweeps.search.gate import Admission
-from sweeps.search.improvement import Outlook
+from sweeps.search.gate import Gate
+from sweeps.search.improvement import Predictor
 from sweeps.search.prior import Prior, spread
-from sweeps.search.ranking import best_value
-from sweeps.search.sampler import Proposal, Searcher
-from sweeps.space.dimensions import Choices, Matters, Point, SearchSpace
-from train_entry.contract import Estimate, Goal, Origin, Plan, Scalar, State, Trial
+from sweeps.search.sampler import Proposal, Sampler
+from sweeps.search.verdicts import lesson
+from sweeps.space.dimensions import Choices, IsActive, Point, SearchSpace
+from train_entry.contract import Estimate, Goal, Origin, Plan, Ranking, Scalar, State, Trial
 
 GROWTH = 40  # points planned at once while jobs run: a tenth of a second
 AMONG = 8  # proposals of the sampler, of which the one that promises most is tried
-LEARNING = ("tpe", "gp", "nsga2")  # samplers that begin with what is known; grid and random are yardsticks
+# These samplers begin with what is known. grid and random do not: others are compared with them.
+LEARNING = ("tpe", "gp", "nsga2")
 SINGLE_GPU = "1 GPU"
 DEFAULT_IMPROVEMENT = 0.005  # as exactly as a trial is measured: measure.precision
 SMALL = 16  # points that are worth measuring wholly: one who lists so few wants to see each in the table
-OUTSIDE = -1  # the number of a proposal that no sampler has made
 
 
 class Pause(Enum):
@@ -39,13 +47,15 @@ class Pause(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """A point to try, and why."""
+    """A point to try, its plan, and why."""
 
-    proposal: Proposal
+    point: Point
+    planned: Planned
     origin: Origin
-    rung: str | None = None
+    proposal: Proposal | None = None  # None: no point of the space, and nothing that the sampler hears of
+    baseline: str | None = None
     parent: int | None = None
-    is_yardstick: bool = False
+    is_single_gpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,41 +63,84 @@ class Rules:
     """How a study searches."""
 
     search: SearchConfig
-    goal: Goal
+    goals: tuple[Goal, ...]
     device: str  # cuda or cpu
     improvement: float  # expected of some plan left, as a share of the best; else the search ends. 0: never
     is_screened: bool  # whether the sampler's proposals are chosen among by what is expected of the goal
     measures_all: bool  # a small space, of which every point is measured in the end
     ranks: int
 
+    @property
+    def goal(self) -> Goal:
+        """The goal that ranks."""
+        return self.goals[0]
+
 
 @dataclass(kw_only=True)
-class Director:
+class Proposer:
     """Proposes. What it knows it reads from the trials it is given, so that a resumed study goes on alike."""
 
     rules: Rules
     space: SearchSpace
     plan: Callable[[Mapping[str, Scalar]], Planned]
-    matters: Matters
+    is_active: IsActive
     default: Default
     estimate: Callable[[Plan], Estimate]
-    searcher: Searcher
-    _outlook: Outlook = field(init=False)
+    sampler: Sampler
+    _predictor: Predictor = field(init=False)
     _candidates: Candidates = field(init=False)
     _prior: Prior = field(init=False)
-    _ladder: Ladder | None = None
-    _is_climbed: bool = False
+    _baselines: Baselines | None = None
+    _baselines_are_done: bool = False
+    _open: dict[int, Proposal] = field(default_factory=dict)  # of open trials, by number
 
     def __post_init__(self) -> None:
-        self._outlook = Outlook(self.estimate, self.rules.goal, self.rules.device)
-        self._candidates = Candidates(self.space, self.plan, self.matters, self.rules.search.seed)
-        self._prior = Prior(self._candidates, self._outlook)
+        self._predictor = Predictor(self.estimate, self.rules.goal, self.rules.device)
+        self._candidates = Candidates(self.space, self.plan, self.is_active, self.rules.search.seed)
+        self._prior = Prior(self._candidates, self._predictor)
 
     # ------------------------------------------------------------------ what it hears
 
+    def opened(self, number: int, found: Suggestion) -> None:
+        """A suggestion has become the trial of this number."""
+        if found.proposal is not None:
+            self._open[number] = found.proposal
+
+    def closed(self, trial: Trial) -> None:
+        """A trial has ended. A cancelled one says nothing, and is launched again."""
+        if trial.state is not State.CANCELLED and (proposal := self._open.pop(trial.number, None)):
+            self.sampler.tell(proposal, lesson(trial, self.rules.goals))
+        self.learn(trial)
+
+    def remember(self, trial: Trial) -> None:
+        """Teach the sampler a trial of an earlier start."""
+        if trial.is_single_gpu:  # no point of the space
+            return
+        if (known := lesson(trial, self.rules.goals)) is not None:
+            self.sampler.remember(known)
+        else:
+            self.sampler.skip(trial.values)
+
+    def reopen(self, trial: Trial) -> None:
+        """A trial of an earlier start goes on, or is launched again."""
+        if not trial.is_single_gpu:
+            self._open[trial.number] = self.sampler.resume(trial.values)
+
     def learn(self, trial: Trial) -> None:
-        """From a trial that has closed."""
-        self._outlook.learn(trial)
+        """What is expected of other plans follows from a trial that has closed."""
+        self._predictor.learn(trial)
+
+    @property
+    def open_proposals(self) -> Mapping[int, Proposal]:
+        return self._open
+
+    @property
+    def is_finite(self) -> bool:
+        return self.sampler.is_finite
+
+    @property
+    def repeats_duplicates(self) -> bool:
+        return self.rules.search.repeat_duplicates
 
     def think(self) -> None:
         """Prepare the next proposals while jobs run."""
@@ -100,55 +153,64 @@ class Director:
         """What to try, given all trials so far."""
         ours = [trial for trial in trials if trial.origin is not Origin.USER]
         known = {trial.fingerprint: trial for trial in ours if trial.fingerprint and not _is_copy(trial)}
-        best = best_value(trials, self.rules.goal)
+        ranking = Ranking(trials, self.rules.goal)
+        best = ranking.best_value
         if self._informed:
-            for source in (self._by_hand, self._by_remedy, self._by_estimate):
-                found = source(ours, known, best)
-                if found is not None:
-                    return found
+            found = (
+                self._by_hand(ours, known, ranking)
+                or self._by_remedy(ours, known, best)
+                or self._by_estimate(ours, known, best)
+            )
+            if found is not None:
+                return found
         return self._by_sampler(ours, best)
 
     @property
     def _informed(self) -> bool:
         return self.rules.search.sampler in LEARNING
 
-    # ------------------------------------------------------------------ the ladder
+    # ------------------------------------------------------------------ the baselines
 
     def _by_hand(
-        self, trials: list[Trial], known: Mapping[str, Trial], best: float | None
-    ) -> Suggestion | Pause | None:
-        if not self.rules.search.ladder or self._is_climbed:
+        self, trials: list[Trial], known: Mapping[str, Trial], ranking: Ranking
+    ) -> Suggestion | None:
+        if not self.rules.search.baselines or self._baselines_are_done:
             return None
-        if (yardstick := self._yardstick(trials)) is not None:
-            return yardstick
-        if self._ladder is None:
-            self._ladder = make_ladder(self.space, self.plan, self.matters, self.default)
-        rung = self._ladder.next(known, self._outlook, self.rules.goal)
-        if isinstance(rung, Rung):
-            point = rung.candidate.point
-            if self.searcher.is_new(point):
-                return Suggestion(proposal=self.searcher.resume(point), origin=Origin.LADDER, rung=rung.name)
-        elif rung and any(not trial.state.is_closed for trial in trials):
+        if (single_gpu := self._single_gpu_baseline(trials)) is not None:
+            return single_gpu
+        if self._baselines is None:
+            self._baselines = make_baselines(self.space, self.plan, self.is_active, self.default)
+        found = self._baselines.next(known, self._predictor, ranking)
+        if isinstance(found, Baseline) and self.sampler.is_new(found.candidate.point):
+            return Suggestion(
+                point=found.candidate.point,
+                planned=found.candidate.planned,
+                origin=Origin.BASELINE,
+                proposal=self.sampler.resume(found.candidate.point),
+                baseline=found.name,
+            )
+        if found is NoBaseline.YET and any(not trial.state.is_closed for trial in trials):
             return None  # others use the slots that are free meanwhile
-        self._is_climbed = True
+        self._baselines_are_done = True
         return None
 
-    def _yardstick(self, trials: list[Trial]) -> Suggestion | None:
+    def _single_gpu_baseline(self, trials: list[Trial]) -> Suggestion | None:
         """The plan for one GPU alone that is expected to be fastest of those that fit; once."""
         asked = self.rules.search.single_gpu
         wanted = asked == "always" or (asked == "auto" and not self.rules.measures_all)
-        if not wanted or self.rules.ranks == 1 or any(trial.is_yardstick for trial in trials):
+        if not wanted or self.rules.ranks == 1 or any(trial.is_single_gpu for trial in trials):
             return None
-        rungs = single_gpu_rungs(self.space, self.plan, self.matters, self.default)
-        fitting = [rung for rung in rungs if self._outlook.fits(rung.candidate.plan)]
+        baselines = single_gpu_baselines(self.space, self.plan, self.is_active, self.default)
+        fitting = [baseline for baseline in baselines if self._predictor.fits(baseline.candidate.plan)]
         if not fitting:
             return None
-        best = min(fitting, key=lambda rung: self.estimate(rung.candidate.plan).step_s)
+        best = min(fitting, key=lambda baseline: self.estimate(baseline.candidate.plan).step_s)
         return Suggestion(
-            proposal=Proposal(point=best.candidate.point, number=OUTSIDE),
-            origin=Origin.LADDER,
-            rung=SINGLE_GPU,
-            is_yardstick=True,
+            point=best.candidate.point,
+            planned=best.candidate.planned,
+            origin=Origin.BASELINE,
+            baseline=SINGLE_GPU,
+            is_single_gpu=True,
         )
 
     # ------------------------------------------------------------------ remedies
@@ -156,19 +218,21 @@ class Director:
     def _by_remedy(
         self, trials: list[Trial], known: Mapping[str, Trial], best: float | None
     ) -> Suggestion | None:
-        """The advice after a rung that ran out of memory, if the space has such a plan and it may be best."""
+        """The plan advised after a baseline ran out of memory, if the space has it and it may be the best."""
         for trial in trials:
-            if trial.advice is None or not (trial.rung or trial.origin is Origin.REMEDY):
+            if trial.advice is None or not (trial.baseline or trial.origin is Origin.REMEDY):
                 continue
             point = {**trial.values, **trial.advice.changes}
             planned = self.plan(point) if is_in(self.space, point) else None
             if planned is None or not isinstance(planned.plan, Plan) or planned.fingerprint in known:
                 continue
-            if self.searcher.is_new(point) and self._outlook.may_beat(planned.plan, best):
+            if self.sampler.is_new(point) and self._predictor.may_beat(planned.plan, best):
                 return Suggestion(
-                    proposal=self.searcher.resume(point),
+                    point=point,
+                    planned=planned,
                     origin=Origin.REMEDY,
-                    rung=trial.rung,
+                    proposal=self.sampler.resume(point),
+                    baseline=trial.baseline,
                     parent=trial.number,
                 )
         return None
@@ -179,7 +243,7 @@ class Director:
         self, trials: list[Trial], known: Mapping[str, Trial], best: float | None
     ) -> Suggestion | None:
         tried = [trial for trial in trials if trial.origin is Origin.PRIOR]
-        if not self._outlook.knows or len(tried) >= self.rules.search.prior:
+        if not self._predictor.knows or len(tried) >= self.rules.search.prior:
             return None
         self._candidates.complete()
         strategies = {trial.plan.strategy for trial in trials if trial.plan is not None}
@@ -187,36 +251,46 @@ class Director:
         found = spread(promising, strategies)
         if found is None or (found[0] < self.rules.improvement and best is not None):
             return None
-        return Suggestion(proposal=self.searcher.resume(found[1].point), origin=Origin.PRIOR)
+        candidate = found[1]
+        return Suggestion(
+            point=candidate.point,
+            planned=candidate.planned,
+            origin=Origin.PRIOR,
+            proposal=self.sampler.resume(candidate.point),
+        )
 
     def _is_new(self, candidate: Candidate) -> bool:
-        return self.searcher.is_new(candidate.point)
+        return self.sampler.is_new(candidate.point)
 
     def _by_sampler(self, trials: list[Trial], best: float | None) -> Suggestion | Pause:
         if self._is_hopeless(trials, best):
             running = any(not trial.state.is_closed for trial in trials)
             return Pause.WAIT if running else Pause.NO_BETTER
-        screened = self.rules.is_screened and self._informed and self._outlook.knows
-        merit = (lambda point: self._merit(point, best)) if screened and best is not None else None
-        proposal = self.searcher.ask(merit, AMONG)
+        screened = self.rules.is_screened and self._informed and self._predictor.knows
+        plan = lru_cache(maxsize=None)(lambda items: self.plan(dict(items)))
+        merit = None
+        if screened and best is not None:
+            merit = lambda point: self._merit(plan(tuple(point.items())), best)  # noqa: E731
+        proposal = self.sampler.ask(merit, AMONG)
         if proposal is None:
             return Pause.EXHAUSTED
-        return Suggestion(proposal=proposal, origin=Origin.SAMPLER)
+        planned = plan(tuple(proposal.point.items()))
+        return Suggestion(point=proposal.point, planned=planned, origin=Origin.SAMPLER, proposal=proposal)
 
     def _is_hopeless(self, trials: list[Trial], best: float | None) -> bool:
         """Whether no plan left is expected to improve on the best by as much as is asked."""
-        if not self.rules.improvement or best is None or not (self._informed and self._outlook.knows):
+        if not self.rules.improvement or best is None or not (self._informed and self._predictor.knows):
             return False
         self._candidates.complete()
         known = {trial.fingerprint for trial in trials if trial.fingerprint}
         promising = self._prior.promising(known, best)
         return not promising or promising[0][0] < self.rules.improvement
 
-    def _merit(self, point: Point, best: float | None) -> float:
-        planned = self.plan(point)
-        if not isinstance(planned.plan, Plan) or not self._outlook.fits(planned.plan):
+    def _merit(self, planned: Planned, best: float) -> float:
+        """Minus one for what is illegal or does not fit."""
+        if not isinstance(planned.plan, Plan) or not self._predictor.fits(planned.plan):
             return -1.0
-        return self._outlook.improvement(planned.plan, best)
+        return self._predictor.improvement(planned.plan, best)
 
 
 def is_in(space: SearchSpace, point: Mapping[str, Scalar]) -> bool:
@@ -237,17 +311,17 @@ def _is_copy(trial: Trial) -> bool:
     return trial.state in (State.REUSED, State.CANCELLED)
 
 
-def make_director(
-    rules: Rules, space: SearchSpace, planner: Planner, searcher: Searcher, admission: Admission
-) -> Director:
-    return Director(
+def make_proposer(
+    rules: Rules, space: SearchSpace, planner: Planner, sampler: Sampler, gate: Gate
+) -> Proposer:
+    return Proposer(
         rules=rules,
         space=space,
         plan=planner.plan,
-        matters=planner.matters,
+        is_active=planner.is_active,
         default=planner.default,
-        estimate=admission.estimate,
-        searcher=searcher,
+        estimate=gate.estimate,
+        sampler=sampler,
     )
 
 
@@ -262,7 +336,7 @@ def rules_for(config: SweepConfig, goals: Sequence[Goal], machine: Machine, poin
     measures_all = points is not None and points <= min(SMALL, most or SMALL)
     return Rules(
         search=config.search,
-        goal=goals[0],
+        goals=tuple(goals),
         device=machine.device,
         improvement=(0.0 if measures_all or several else DEFAULT_IMPROVEMENT) if least is None else least,
         is_screened=not several,

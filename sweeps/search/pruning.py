@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from sweeps.cluster.base import JobHandle
-from sweeps.search.sampler import Proposal, Searcher
+from sweeps.search.sampler import Proposal, Sampler
 from train_entry.contract import Goal, StepMetrics, read_lines
 
 
 class Pruning:
     """Follows the losses of running trials."""
 
-    def __init__(self, searcher: Searcher, goal: Goal) -> None:
-        self._searcher = searcher
+    def __init__(self, sampler: Sampler, goal: Goal) -> None:
+        self._sampler = sampler
         self._goal = goal
         self._reported: defaultdict[int, int] = defaultdict(int)  # steps, by trial
 
@@ -38,6 +38,6 @@ class Pruning:
         behind = False
         for found in steps[self._reported[number] :]:
             score = self._goal.score(found.loss)
-            behind = self._searcher.falls_behind(proposal, found.step, score)
+            behind = self._sampler.falls_behind(proposal, found.step, score)
         self._reported[number] = len(steps)
         return behind

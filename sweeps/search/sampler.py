@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 from sweeps.config.schema import SearchConfig
 from sweeps.errors import ConfigError
 from sweeps.search.verdicts import Lesson
-from sweeps.space.dimensions import Choices, Dimension, Interval, Matters, Point, SearchSpace, always
+from sweeps.space.dimensions import Choices, Dimension, Interval, IsActive, Point, SearchSpace, always
 from train_entry.contract import Scalar
 
 # Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we
@@ -49,7 +49,7 @@ class Proposal:
     number: int
 
 
-class Searcher:
+class Sampler:
     """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
 
     def __init__(
@@ -57,13 +57,13 @@ class Searcher:
         space: SearchSpace,
         search: SearchConfig,
         told: int = 0,
-        matters: Matters = always,
+        is_active: IsActive = always,
         goals: int = 1,
     ) -> None:
         require_searchable(space, search)
         self._space = space
-        self._matters = matters
-        self._size = space.size(matters)
+        self._is_active = is_active
+        self._size = space.size(is_active)
         self._is_grid = search.sampler == "grid"
         # Another seed on each start: otherwise a resumed study would hear its first proposals again.
         seed = search.seed + told
@@ -86,7 +86,7 @@ class Searcher:
 
     def remember(self, lesson: Lesson) -> None:
         """A lesson of an earlier start. Knobs that do not matter there are left out, here and below."""
-        point = self._space.reduce(lesson.point, self._matters)
+        point = self._space.reduce(lesson.point, self._is_active)
         self._mark(point)
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
@@ -99,11 +99,11 @@ class Searcher:
 
     def skip(self, point: Mapping[str, Scalar]) -> None:
         """Never propose this point; it taught nothing."""
-        self._mark(self._space.reduce(point, self._matters))
+        self._mark(self._space.reduce(point, self._is_active))
 
     def resume(self, point: Mapping[str, Scalar]) -> Proposal:
         """A point that is being tried, or must be tried again."""
-        reduced = self._space.reduce(point, self._matters)
+        reduced = self._space.reduce(point, self._is_active)
         self._mark(reduced)
         self._study.enqueue_trial(self._encode(reduced))
         return Proposal(point=dict(point), number=self._ask().number)
@@ -116,7 +116,7 @@ class Searcher:
         best = max(found, key=lambda proposal: merit(proposal.point))
         for proposal in found:
             if proposal is not best:
-                self._seen.discard(_key(self._space.reduce(proposal.point, self._matters)))
+                self._seen.discard(_key(self._space.reduce(proposal.point, self._is_active)))
                 self._forget(proposal.number)
         return best
 
@@ -136,7 +136,7 @@ class Searcher:
 
     def is_new(self, point: Mapping[str, Scalar]) -> bool:
         """Whether nobody has proposed the point."""
-        return _key(self._space.reduce(point, self._matters)) not in self._seen
+        return _key(self._space.reduce(point, self._is_active)) not in self._seen
 
     def tell(self, proposal: Proposal, lesson: Lesson | None) -> None:
         """What came of a proposal; None: nothing that the sampler should hear of."""
@@ -166,17 +166,17 @@ class Searcher:
         with warnings.catch_warnings():  # experimental samplers, and dimensions they sample independently
             warnings.simplefilter("ignore")
             trial = self._study.ask()
-            point = self._space.build(lambda dim: _suggested(trial, dim), self._matters)
+            point = self._space.build(lambda dim: _suggested(trial, dim), self._is_active)
         self._open[trial.number] = trial
         return Proposal(point=point, number=trial.number)
 
     def _unseen(self, count: int) -> list[Point]:
         """The next points of a grid, or any unknown ones."""
         if not self._is_listed:
-            drawn = (self._space.draw(self._random, self._matters) for _ in range(MAX_DRAWS))
+            drawn = (self._space.draw(self._random, self._is_active) for _ in range(MAX_DRAWS))
             unknown = {_key(point): point for point in drawn if _key(point) not in self._seen}
             return list(itertools.islice(unknown.values(), count))
-        unseen = (point for point in self._space.points(self._matters) if _key(point) not in self._seen)
+        unseen = (point for point in self._space.points(self._is_active) if _key(point) not in self._seen)
         if self._is_grid:
             return list(itertools.islice(unseen, count))
         points = list(unseen)

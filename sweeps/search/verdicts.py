@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sweeps.space.dimensions import Point
-from train_entry.contract import Failure, FailureKind, Goal, Measurement, Outcome, State, TimingEnd, Trial
+from train_entry.contract import (
+    INFEASIBLE,
+    Failure,
+    FailureKind,
+    Goal,
+    Measurement,
+    State,
+    TimingEnd,
+    Trial,
+)
 
 
 class Verdict(StrEnum):
@@ -33,22 +42,6 @@ VERDICTS: dict[FailureKind, Verdict] = {
     FailureKind.COMMS: Verdict.RETRY,
     FailureKind.CANCELLED: Verdict.RETRY,
 }
-
-# Out of memory is a property of the plan, as if the gate had refused it: infeasible, not failed.
-_INFEASIBLE = (FailureKind.INFEASIBLE, FailureKind.GPU_OOM, FailureKind.HOST_OOM)
-
-
-def state_of(outcome: Outcome) -> State:
-    """The state a trial closes in."""
-    match outcome:
-        case Measurement(ended=TimingEnd.FUTILE | TimingEnd.ASKED):
-            return State.STOPPED
-        case Measurement():
-            return State.SUSPECT if outcome.is_suspect else State.MEASURED
-        case Failure(kind=FailureKind.CANCELLED):
-            return State.CANCELLED
-        case Failure(kind=kind):
-            return State.INFEASIBLE if kind in _INFEASIBLE else State.FAILED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +80,7 @@ def lesson(trial: Trial, goals: Sequence[Goal]) -> Lesson | None:
         )
     if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.LEARN:
         return None
-    fits = outcome.kind not in _INFEASIBLE
+    fits = outcome.kind not in INFEASIBLE
     return Lesson(
         point=point,
         scores=None,

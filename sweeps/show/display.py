@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.search.ranking import contenders, value_of
 from train_entry.contract import (
     Advice,
     Failure,
@@ -24,12 +22,13 @@ from train_entry.contract import (
     Measurement,
     MemoryKind,
     Origin,
-    Outcome,
     Phase,
-    Scalar,
+    Ranking,
     State,
     StudyRecord,
     Trial,
+    gib,
+    short,
 )
 from train_entry.contract.study.goal_text import goal_text
 
@@ -51,7 +50,7 @@ class Reached(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class StudyProgress:
     """Where the study stands. Limits are totals over all its runs; None: no such limit."""
 
     launched: int  # trials, running ones included
@@ -67,7 +66,7 @@ class Display(Protocol):
     """Told by the loop, reads nothing. Every method may be called at any time."""
 
     def start(self, study: StudyRecord) -> None: ...
-    def update(self, trials: Sequence[Trial], progress: Progress) -> None: ...
+    def update(self, trials: Sequence[Trial], progress: StudyProgress) -> None: ...
     def message(self, text: str) -> None: ...
     def stop(self) -> None: ...
 
@@ -92,7 +91,7 @@ class LiveDisplay:
         self.message(_headline(study))
         self._live.start()
 
-    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+    def update(self, trials: Sequence[Trial], progress: StudyProgress) -> None:
         self._live.update(self.frame(trials, progress))
 
     def message(self, text: str) -> None:
@@ -101,11 +100,12 @@ class LiveDisplay:
     def stop(self) -> None:
         self._live.stop()
 
-    def frame(self, trials: Sequence[Trial], progress: Progress) -> Group:
+    def frame(self, trials: Sequence[Trial], progress: StudyProgress) -> Group:
         """The table, cut to what the terminal has room for, and a status line."""
-        best = best_trial(trials, self._goal)
+        ranking = Ranking(trials, self._goal)
+        best = ranking.best
         room = max(1, min(SHOWN_TRIALS, self._console.height - _LINES_BESIDE_TRIALS))
-        status = Text(_status(trials, progress, best, self._goal), no_wrap=True, overflow="ellipsis")
+        status = Text(_status(trials, progress, ranking), no_wrap=True, overflow="ellipsis")
         return Group(_live_table(_worth_showing(trials, best, room), progress, best), status)
 
 
@@ -126,21 +126,21 @@ class PlainDisplay:
         self._started_at = self._now_s()
         self.message(_headline(study))
 
-    def update(self, trials: Sequence[Trial], progress: Progress) -> None:
+    def update(self, trials: Sequence[Trial], progress: StudyProgress) -> None:
         self._elapsed_s = progress.elapsed_s
-        best = best_trial(trials, self._goal)
+        ranking = Ranking(trials, self._goal)
         changed = [trial for trial in trials if self._states.get(trial.number) is not trial.state]
         self._states.update((trial.number, trial.state) for trial in changed)
         earlier = [trial for trial in changed if self._is_history(trial)]
         if earlier:
-            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(best, self._goal)}")
+            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(ranking)}")
         new = [trial for trial in changed if trial not in earlier]
         refused = [trial for trial in new if _is_refused(trial)]
         if len(refused) > SHOWN_REFUSED:
             self.message(_refusals(refused))
             new = [trial for trial in new if not _is_refused(trial)]
         for trial in new:
-            event = _event(trial, self._goal, trial is best)
+            event = _event(trial, self._goal, trial is ranking.best)
             self.message(f"trial {trial.number:04d} {_knobs(trial)}{_from(trial)}: {event}")
         self._tell_begun(trials, progress.waiting)
 
@@ -163,19 +163,13 @@ class PlainDisplay:
         return trial.closed_at is not None and trial.closed_at < self._started_at
 
 
-def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
-    """The best that can win, with a finite loss; of equals the first."""
-    sound = [trial for trial in trials if _is_sound(trial.outcome)]
-    return next((trial for _, trial in contenders(sound, goal)), None)
-
-
-def eta_s(trials: Sequence[Trial], progress: Progress) -> float | None:
+def eta_s(trials: Sequence[Trial], progress: StudyProgress) -> float | None:
     """Seconds until a limit ends the study, judged by the trials that were launched and have ended."""
     left_s = None if progress.limit_s is None else max(0.0, progress.limit_s - progress.elapsed_s)
     durations_s = [
         trial.closed_at - trial.created_at
         for trial in trials
-        if trial.attempts and trial.state.is_closed and trial.closed_at is not None
+        if trial.is_launched and trial.state.is_closed and trial.closed_at is not None
     ]
     if progress.limit_trials is None or not durations_s:
         return left_s
@@ -190,11 +184,7 @@ def _is_refused(trial: Trial) -> bool:
     return is_estimated and trial.state is State.INFEASIBLE
 
 
-def _is_sound(outcome: Outcome | None) -> bool:
-    return isinstance(outcome, Measurement) and math.isfinite(outcome.loss)
-
-
-def _done(trials: Sequence[Trial], progress: Progress) -> int:
+def _done(trials: Sequence[Trial], progress: StudyProgress) -> int:
     return progress.launched - sum(trial.state is State.RUNNING for trial in trials)
 
 
@@ -207,7 +197,7 @@ def _worth_showing(trials: Sequence[Trial], best: Trial | None, room: int) -> li
     return sorted(sorted(trials, key=interest)[:room], key=lambda trial: trial.number)
 
 
-def _live_table(trials: Sequence[Trial], progress: Progress, best: Trial | None) -> Table:
+def _live_table(trials: Sequence[Trial], progress: StudyProgress, best: Trial | None) -> Table:
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column("trial", no_wrap=True, justify="right")
@@ -239,8 +229,8 @@ def _is_under_way(trial: Trial) -> bool:
 
 
 def _is_repeated(trial: Trial) -> bool:
-    """Measured again, now."""
-    return bool(trial.repeats) and trial.repeats[-1].outcome is None
+    """Launched again, now: a repeat or a check."""
+    return trial.state is not State.RUNNING and trial.running is not None
 
 
 def _state(trial: Trial) -> str:
@@ -255,19 +245,19 @@ def _figures(trial: Trial) -> tuple[str, str, str]:
     """Throughput, memory and loss; blank where there is no measurement, ~ where there is an estimate."""
     seen = trial.outcome
     if trial.estimate and _is_refused(trial):
-        return "", f"~{trial.estimate.peak_bytes / 2**30:.2f} GiB", ""
+        return "", f"~{gib(trial.estimate.peak_bytes)} GiB", ""
     if not isinstance(seen, Measurement):
         return "", "", ""
     speed = seen.tokens_per_s_per_gpu
     kind = " RSS" if seen.memory_kind is MemoryKind.HOST_RSS else ""
     return (
         f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
-        f"{seen.peak_bytes / 2**30:.2f} GiB{kind}",
+        f"{gib(seen.peak_bytes)} GiB{kind}",
         f"{seen.loss:.3f}",
     )
 
 
-def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None, goal: Goal) -> str:
+def _status(trials: Sequence[Trial], progress: StudyProgress, ranking: Ranking) -> str:
     limit = "" if progress.limit_trials is None else f"/{progress.limit_trials}"
     hours = "" if progress.limit_s is None else f" of {_duration(progress.limit_s)}"
     eta = eta_s(trials, progress)
@@ -276,18 +266,15 @@ def _status(trials: Sequence[Trial], progress: Progress, best: Trial | None, goa
         *([f"{refused} not launched: cannot fit"] if (refused := sum(map(_is_refused, trials))) else []),
         f"{_duration(progress.elapsed_s)}{hours}",
         *([] if eta is None else [f"ETA {_duration(eta)}"]),
-        _best_so_far(best, goal),
+        _best_so_far(ranking),
     ]
     return "\n" + "  |  ".join(parts)
 
 
-def _best_so_far(best: Trial | None, goal: Goal) -> str:
-    value = value_of(best, goal) if best else None
-    return (
-        "no best yet"
-        if best is None or value is None
-        else f"best {best.number:04d}: {goal_text(goal, value)}"
-    )
+def _best_so_far(ranking: Ranking) -> str:
+    if ranking.best is None or ranking.best_value is None:
+        return "no best yet"
+    return f"best {ranking.best.number:04d}: {goal_text(ranking.goal, ranking.best_value)}"
 
 
 def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
@@ -322,14 +309,14 @@ def _why(trial: Trial) -> str:
 
 
 def _changes(advice: Advice) -> str:
-    return " ".join(f"{knob}={as_typed(value)}" for knob, value in advice.changes.items())
+    return " ".join(f"{knob}={short(value)}" for knob, value in advice.changes.items())
 
 
 def _knobs(trial: Trial, brief: bool = False) -> str:
     """`zero2 micro_batch=4`: the strategy, then the other knobs that vary; brief: by their last word."""
     strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
     others = (
-        f"{knob.rpartition('.')[2] if brief else knob}={as_typed(value)}"
+        f"{knob.rpartition('.')[2] if brief else knob}={short(value)}"
         for knob, value in trial.values.items()
         if knob != "strategy"
     )
@@ -338,27 +325,16 @@ def _knobs(trial: Trial, brief: bool = False) -> str:
 
 def _from(trial: Trial) -> str:
     """Of a trial that one would have tried by hand; empty of all others."""
-    if trial.is_yardstick:
-        return " (yardstick)"
+    if trial.is_single_gpu:
+        return " (single-GPU baseline)"
     if trial.origin is Origin.REMEDY and trial.parent is not None:
         return f" (remedy of {trial.parent:04d})"
-    return f" (ladder: {trial.rung})" if trial.rung else ""
-
-
-def as_typed(value: Scalar) -> str:
-    """A knob's value as one would type it: true, null, 5e8."""
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, str):
-        return value
-    if abs(value) < 1e5 or float(f"{value:.3g}") != value:
-        return str(value).removesuffix(".0")
-    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+    return " (baseline)" if trial.baseline else ""
 
 
 def _headline(study: StudyRecord) -> str:
     over = f" over {', '.join(study.dimensions)}" if study.dimensions else ""
-    sought = ", then ".join(goal.name for goal in study.goals or (study.goal,))
+    sought = ", then ".join(goal.name for goal in study.goals)
     return f"study {study.name}: {sought} of {study.model.name}{over}"
 
 

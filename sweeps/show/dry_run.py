@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from sweeps.plan.resolve import Planned, Rejection
 from sweeps.plan.warnings import Caution, cautions
-from sweeps.space.dimensions import Matters, Point, SearchSpace
+from sweeps.space.dimensions import IsActive, Point, SearchSpace
 from train_entry.contract import Estimate, Fit, Goal, Plan, Reason, Scalar
 
 MAX_LISTED = 3000  # points; a larger space is sampled
@@ -73,7 +73,7 @@ class Listing:
 def list_plans(
     space: SearchSpace,
     plan: Callable[[Mapping[str, Scalar]], Planned],
-    matters: Matters,
+    is_active: IsActive,
     seed: int,
     estimate: EstimatePlan,
     goal: Goal,
@@ -84,7 +84,7 @@ def list_plans(
     Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then
     those that are too large, the least of them first.
     """
-    points = _chosen(space, random.Random(seed), matters)
+    points = _chosen(space, random.Random(seed), is_active)
     planned = [(point, plan(point)) for point in points]
     legal = _legal(planned, lru_cache(maxsize=None)(estimate), goal)
     return Listing(
@@ -93,18 +93,18 @@ def list_plans(
         broken=_broken(found.plan for _, found in planned),
         wasteful=_wasteful(found.plan for found in legal),
         looked_at=len(points),
-        points=space.size(matters),
+        points=space.size(is_active),
         seed=seed,
         goal=goal,
         basis=basis,
     )
 
 
-def _chosen(space: SearchSpace, source: random.Random, matters: Matters) -> list[Point]:
+def _chosen(space: SearchSpace, source: random.Random, is_active: IsActive) -> list[Point]:
     if space.is_finite:
-        return space.sample(MAX_LISTED, source, matters)
-    corners = space.ends.sample(MAX_LISTED // 2, source, matters)
-    drawn = space.sample(MAX_LISTED - len(corners), source, matters)
+        return space.sample(MAX_LISTED, source, is_active)
+    corners = space.ends.sample(MAX_LISTED // 2, source, is_active)
+    drawn = space.sample(MAX_LISTED - len(corners), source, is_active)
     return list({tuple(point.items()): point for point in (*corners, *drawn)}.values())
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from sweeps.plan.warnings import cautions
-from sweeps.show.display import as_typed
 from sweeps.show.dry_run import BrokenRule, LegalPoint, Listing, Wasteful
-from sweeps.show.estimates import FIT_WORDS, GROUPS, OTHER, by_group, gib, limit_bytes, shortfall, speed
-from train_entry.contract import Fit, Goal
+from sweeps.show.estimates import FIT_WORDS, GROUPS, OTHER, by_group, limit_bytes, shortfall, speed
+from train_entry.contract import Fit, Goal, gib, short
 from train_entry.contract.study.goal_text import goal_number, goal_words
 from train_entry.contract.study.goals import MAXIMIZED
 
@@ -140,7 +139,7 @@ def _sought(goal: Goal, found: LegalPoint) -> str:
 def _knob_column(knob: str) -> _Column:
     return _Column(
         head=knob.replace(".", ".\n").replace("_", "_\n"),
-        text=lambda found: as_typed(found.point[knob]) if knob in found.point else "",
+        text=lambda found: short(found.point[knob]) if knob in found.point else "",
     )
 
 

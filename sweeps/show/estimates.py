@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from sweeps.config.schema import GateConfig
 from sweeps.estimate.fit import Room
 from sweeps.estimate.hardware import Hardware
-from train_entry.contract import Estimate, Fit
+from train_entry.contract import Estimate, Fit, gib
 
-GIB = 2**30
 FIT_WORDS = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
 # The components of an estimate by what they are parts of; what stands nowhere here is `other`.
 GROUPS = {
@@ -29,11 +28,6 @@ GROUPS = {
 }
 OTHER = "other"
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-
-
-def gib(count: float) -> str:
-    """Bytes as GiB, without the unit."""
-    return f"{count / GIB:,.2f}"
 
 
 def by_group(components: Mapping[str, int]) -> dict[str, int]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import time
 
 from sweeps.cluster.base import JobHandle
-from sweeps.show.display import Display, Progress, Reached
+from sweeps.show.display import Display, Reached, StudyProgress
 from sweeps.study.ledger import Ledger
-from sweeps.study.limits import Limits, active_seconds
+from sweeps.study.limits import Limits, active_seconds, launched
 from sweeps.tracking.mlflow import Tracker, shown_attempt
-from train_entry.contract import ContractError, Heartbeat, Origin, Trial, TrialSpec, read_document
+from train_entry.contract import (
+    ContractError,
+    Goal,
+    Heartbeat,
+    Origin,
+    Ranking,
+    Trial,
+    TrialSpec,
+    read_document,
+)
 
 
 class StudyObserver:
@@ -18,6 +27,7 @@ class StudyObserver:
     def __init__(
         self,
         ledger: Ledger,
+        goal: Goal,
         limits: Limits,
         display: Display,
         tracker: Tracker,
@@ -25,6 +35,7 @@ class StudyObserver:
         points: int | None,
     ) -> None:
         self._ledger = ledger
+        self._goal = goal
         self._limits = limits
         self._display = display
         self._tracker = tracker
@@ -34,12 +45,13 @@ class StudyObserver:
     def changed(self, trial: Trial) -> None:
         if trial.closed_at is not None:
             folder = self._ledger.directory.trial(trial.number)
-            self._tracker.record(trial, shown_attempt(folder, trial))
+            drift = Ranking(self._ledger.trials, self._goal).drift(trial)
+            self._tracker.record(trial, shown_attempt(folder, trial), drift)
 
     def tick(self, running: dict[int, JobHandle]) -> None:
         trials = self._ledger.trials
-        progress = Progress(
-            launched=self._ledger.launched,
+        progress = StudyProgress(
+            launched=launched(trials),
             elapsed_s=active_seconds(trials, time.time()),
             limit_trials=self._launches_to_come(),
             limit_s=self._limits.hours * 3600 if self._limits.hours else None,
@@ -52,7 +64,7 @@ class StudyObserver:
     def _launches_to_come(self) -> int | None:
         """The most trials that will have been launched in the end: a small space ends before its limit."""
         known = sum(trial.origin is not Origin.USER for trial in self._ledger.trials)
-        left = None if self._points is None else self._ledger.launched + max(0, self._points - known)
+        left = None if self._points is None else launched(self._ledger.trials) + max(0, self._points - known)
         return min((total for total in (left, self._limits.trials) if total is not None), default=None)
 
     def message(self, text: str) -> None:

@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sweeps.space.conditions import CONDITIONS, decision_rank
+from sweeps.space.conditions import decision_rank, is_conditional
 from train_entry.contract import Scalar
 
 Point = dict[str, Scalar]  # knob to value; a knob that does not matter there is absent
-Matters = Callable[[str, Mapping[str, Scalar]], bool]  # whether a knob has an effect beside these values
+IsActive = Callable[[str, Mapping[str, Scalar]], bool]  # whether a knob has an effect beside these values
 
 
 def always(key: str, point: Mapping[str, Scalar]) -> bool:
@@ -93,42 +93,42 @@ class SearchSpace:
         """The space of its corners: all choices, and both ends of each interval."""
         return SearchSpace(dimensions=tuple(_ends(dimension) for dimension in self.dimensions))
 
-    def size(self, matters: Matters = always) -> int | None:
+    def size(self, is_active: IsActive = always) -> int | None:
         """How many points it has; None: infinitely many."""
-        return _count(self._order, {}, matters) if self.is_finite else None
+        return _count(self._order, {}, is_active) if self.is_finite else None
 
-    def points(self, matters: Matters = always) -> Iterator[Point]:
+    def points(self, is_active: IsActive = always) -> Iterator[Point]:
         """Every point of a finite space once, the first dimension slowest, as Hydra's basic sweeper would go.
 
         Where a knob stands before one that decides whether it matters, the deciding one is the slower.
         """
         if not self.is_finite:
             raise ValueError("an infinite space cannot be enumerated")
-        return (self._as_written(point) for point in _walk(self._order, {}, matters))
+        return (self._as_written(point) for point in _walk(self._order, {}, is_active))
 
-    def build(self, choose: Callable[[Dimension], Scalar], matters: Matters = always) -> Point:
+    def build(self, choose: Callable[[Dimension], Scalar], is_active: IsActive = always) -> Point:
         """A point, knob by knob: each that matters, given those that decide it."""
         point: Point = {}
         for dimension in self._order:
-            if matters(dimension.key, point):
+            if is_active(dimension.key, point):
                 point[dimension.key] = choose(dimension)
         return self._as_written(point)
 
-    def draw(self, source: random.Random, matters: Matters = always) -> Point:
+    def draw(self, source: random.Random, is_active: IsActive = always) -> Point:
         """A random point, uniform over choices and, on their scale, over intervals."""
-        return self.build(lambda dimension: dimension.draw(source), matters)
+        return self.build(lambda dimension: dimension.draw(source), is_active)
 
-    def reduce(self, point: Mapping[str, Scalar], matters: Matters = always) -> Point:
+    def reduce(self, point: Mapping[str, Scalar], is_active: IsActive = always) -> Point:
         """A point of this space, without what does not matter in it, snapped."""
         known = SearchSpace(dimensions=tuple(found for found in self.dimensions if found.key in point))
-        return known.build(lambda dimension: dimension.snap(point[dimension.key]), matters)
+        return known.build(lambda dimension: dimension.snap(point[dimension.key]), is_active)
 
-    def sample(self, most: int, source: random.Random, matters: Matters = always) -> list[Point]:
+    def sample(self, most: int, source: random.Random, is_active: IsActive = always) -> list[Point]:
         """All points where there are no more than `most`; else up to `most` different ones, at random."""
-        size = self.size(matters)
+        size = self.size(is_active)
         if size is not None and size <= most:
-            return list(self.points(matters))
-        drawn = (self.draw(source, matters) for _ in range(most))
+            return list(self.points(is_active))
+        drawn = (self.draw(source, is_active) for _ in range(most))
         return list({tuple(point.items()): point for point in drawn}.values())
 
     def _as_written(self, point: Mapping[str, Scalar]) -> Point:
@@ -141,7 +141,7 @@ def _by_decision(dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
     deciding = sorted(dimensions, key=lambda found: ranks[found.key])
     ordered: dict[str, Dimension] = {}
     for dimension in dimensions:
-        if dimension.key in CONDITIONS:
+        if is_conditional(dimension.key):
             ordered |= {found.key: found for found in deciding if ranks[found.key] < ranks[dimension.key]}
         ordered.setdefault(dimension.key, dimension)
     return tuple(ordered.values())
@@ -159,28 +159,28 @@ def _values(dimension: Dimension) -> tuple[Scalar, ...]:
     return dimension.range.values if isinstance(dimension.range, Choices) else ()
 
 
-def _walk(dimensions: tuple[Dimension, ...], point: Point, matters: Matters) -> Iterator[Point]:
+def _walk(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) -> Iterator[Point]:
     if not dimensions:
         yield point
         return
     first, *rest = dimensions
-    if not matters(first.key, point):
-        yield from _walk(tuple(rest), point, matters)
+    if not is_active(first.key, point):
+        yield from _walk(tuple(rest), point, is_active)
         return
     for value in _values(first):
-        yield from _walk(tuple(rest), {**point, first.key: value}, matters)
+        yield from _walk(tuple(rest), {**point, first.key: value}, is_active)
 
 
-def _count(dimensions: tuple[Dimension, ...], point: Point, matters: Matters) -> int:
+def _count(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) -> int:
     """As many as _walk yields; only knobs that decide are gone through, the others multiply."""
     if not dimensions:
         return 1
     first, *rest = dimensions
-    if not matters(first.key, point):
-        return _count(tuple(rest), point, matters)
+    if not is_active(first.key, point):
+        return _count(tuple(rest), point, is_active)
     if decision_rank(first.key) == math.inf:
-        return len(_values(first)) * _count(tuple(rest), point, matters)
-    return sum(_count(tuple(rest), {**point, first.key: value}, matters) for value in _values(first))
+        return len(_values(first)) * _count(tuple(rest), point, is_active)
+    return sum(_count(tuple(rest), {**point, first.key: value}, is_active) for value in _values(first))
 
 
 def powers_of_two(low: float, high: float) -> tuple[int, ...]:

@@ -15,16 +15,15 @@ from hydra.core.override_parser.types import IntervalSweep, Override, QuotedStri
 
 from sweeps.config import validate
 from sweeps.config.compose import Composer, one_line
-from sweeps.config.fields import FIELDS, FREE_KEYS, under
-from sweeps.config.schema import STUDY_KEYS
+from sweeps.config.keys import KEYS, scope_of
+from sweeps.config.knob import Scope
 from sweeps.errors import ConfigError
-from sweeps.space.conditions import CONDITIONS, decision_rank
-from sweeps.space.dimensions import Choices, Dimension, Interval, Matters, Point, SearchSpace, powers_of_two
+from sweeps.space.conditions import decision_rank, is_conditional
+from sweeps.space.dimensions import Choices, Dimension, Interval, IsActive, Point, SearchSpace, powers_of_two
 from train_entry.contract import Scalar
 
 KNOWN_TAGS = frozenset({"log"})
-NAMING_KEYS = ("study", "studies_dir", "objective", "space")  # of the free ones: another makes another study
-MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another matters in any
+MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another is active in any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,28 +60,29 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
     return Request(composer=composer, space=space, asked=frozenset(named))
 
 
-def without_idle(request: Request, matters: Matters) -> Request:
+def without_inactive(request: Request, is_active: IsActive) -> Request:
     """The request without dimensions that change nothing anywhere in its space.
 
     Raises ConfigError where the command line itself asks for one.
     """
-    conditional = [dim.key for dim in request.space.dimensions if dim.key in CONDITIONS]
-    corners = _deciding_corners(request.space, matters) if conditional else []
-    idle = [key for key in conditional if not any(matters(key, corner) for corner in corners)]
+    conditional = [dim.key for dim in request.space.dimensions if is_conditional(dim.key)]
+    corners = _deciding_corners(request.space, is_active) if conditional else []
+    idle = [key for key in conditional if not any(is_active(key, corner) for corner in corners)]
     if asked := [key for key in idle if key in request.asked]:
-        raise ConfigError(
-            [
-                f"{key}: changes nothing in this space: matters only with {CONDITIONS[key].text}"
-                for key in asked
-            ]
-        )
+        raise ConfigError([_why_idle(key) for key in asked])
     kept = tuple(dim for dim in request.space.dimensions if dim.key not in idle)
     return dataclasses.replace(request, space=SearchSpace(dimensions=kept))
 
 
-def _deciding_corners(space: SearchSpace, matters: Matters) -> list[Point]:
+def _why_idle(key: str) -> str:
+    condition = KEYS[key].active_when
+    needed = condition.text if condition else "nothing"
+    return f"{key}: changes nothing in this space: it has an effect only with {needed}"
+
+
+def _deciding_corners(space: SearchSpace, is_active: IsActive) -> list[Point]:
     deciding = tuple(dim for dim in space.dimensions if math.isfinite(decision_rank(dim.key)))
-    return SearchSpace(dimensions=deciding).ends.sample(MAX_CORNERS, random.Random(0), matters)
+    return SearchSpace(dimensions=deciding).ends.sample(MAX_CORNERS, random.Random(0), is_active)
 
 
 def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
@@ -92,7 +92,7 @@ def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
         for override in _parse(arguments, composer)
         if not override.is_sweep_override()
         and not override.is_delete()
-        and override.key_or_group.partition(".")[0] not in STUDY_KEYS
+        and scope_of(override.key_or_group) is Scope.TRIAL
         and not isinstance(override.value(), dict)
     }
 
@@ -119,15 +119,15 @@ def _bad_key(override: Override, composer: Composer) -> str | None:
     key = override.key_or_group
     if override.type is not None and override.type.name != "CHANGE":
         return f"{override.input_line}: only existing knobs can vary; {validate.suggest(key)}"
-    if key.partition(".")[0] in STUDY_KEYS:
-        return f"{key}: {_why_fixed(key)}"
-    if key not in FIELDS and key not in composer.groups():
+    if scope_of(key) is not Scope.TRIAL:
+        return f"{key}: {_why_fixed(scope_of(key))}"
+    if key not in KEYS and key not in composer.groups():
         return f"{key}: no such knob; {validate.suggest(key)}"
     return None
 
 
-def _why_fixed(key: str) -> str:
-    if under(key, FREE_KEYS) and not under(key, NAMING_KEYS):
+def _why_fixed(scope: Scope) -> str:
+    if scope.may_change:
         return "is no dimension; give it one value, which the next start of the study may change"
     return "fixed within a study; give it one value, and start a study for another"
 
@@ -183,16 +183,16 @@ def _interval(key: str, text: str, value: IntervalSweep, log: bool) -> Choices |
         raise ConfigError(f"{key}={text}: the interval is empty; write the smaller end first")
     if log and low <= 0:
         raise ConfigError(f"{key}={text}: a logarithmic interval begins above 0")
-    field = FIELDS.get(key)
-    if field is None or field.type not in ("int", "float", "int | None", "float | None"):
+    known = KEYS.get(key)
+    if known is None or not known.is_number:
         raise ConfigError(f"{key}={text}: an interval needs a number; list the choices instead")
-    grid = field.metadata.get("grid")
+    grid = known.declared.grid
     if grid == "pow2":
         powers = powers_of_two(low, high)
         if not powers:
             raise ConfigError(f"{key}={text}: holds no power of two, the grid of {key}")
         return Choices(values=powers)
-    integral = str(field.type).startswith("int") or bool(field.metadata["integral"]) or isinstance(low, int)
+    integral = known.is_integral or isinstance(low, int)
     if integral:
         low, high = math.ceil(low), math.floor(high)
         if low > high:

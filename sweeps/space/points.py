@@ -9,14 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from sweeps.config.compose import Composer
-from sweeps.config.fields import FIELDS, value_at
+from sweeps.config.conditions import DECIDING, Setting
+from sweeps.config.keys import KEYS, value_at
 from sweeps.config.schema import SweepConfig
 from sweeps.config.validate import bad_values
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
-from sweeps.space.conditions import CONDITIONS, DECIDING, Setting, matters
+from sweeps.space.conditions import is_active, is_conditional, setting_of
 from train_entry.contract import Scalar
 
+_DECIDING = frozenset(DECIDING.values())
 Chosen = tuple[tuple[str, Scalar], ...]  # part of a point
 
 
@@ -36,7 +38,7 @@ class Settings:
     def config(self, point: Mapping[str, Scalar]) -> SweepConfig:
         """What composing the point gives. Raises ConfigError with a line for each problem."""
         try:
-            values = {key: self._value(key, value) for key, value in point.items() if key in FIELDS}
+            values = {key: self._value(key, value) for key, value in point.items() if key in KEYS}
             config = _with_values(self._base(_groups(point)), values)
         except ConfigError:  # a value may be wrong by itself, and right beside the others
             return self._composer.compose(point)
@@ -44,20 +46,20 @@ class Settings:
             return self._composer.compose(point)  # says where each came from
         return config
 
-    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+    def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
         """Whether a knob has an effect beside these values. Only those that decide need be there."""
-        if key not in CONDITIONS:
+        if not is_conditional(key):
             return True
-        deciding = tuple((name, value) for name, value in point.items() if name in DECIDING)
+        deciding = tuple((name, value) for name, value in point.items() if name in _DECIDING)
         setting = self._setting(_groups(point), deciding)
-        return setting is not None and matters(key, setting)
+        return setting is not None and is_active(key, setting)
 
     def _compose_groups(self, groups: Chosen) -> SweepConfig:
         return self._composer.compose(dict(groups))
 
     def _compose_value(self, key: str, value: Scalar) -> Any:
         """As the schema types it: 50000000.0 for 50000000, a list for its text."""
-        kind = str(FIELDS[key].type).removesuffix(" | None")
+        kind = KEYS[key].type.removesuffix(" | None")
         if type(value).__name__ == kind:
             return value
         if kind == "float" and type(value) is int:
@@ -70,12 +72,11 @@ class Settings:
         except ConfigError:
             return None
         config = _with_values(config, dict(deciding))  # unchecked: what it needs beside it is yet to come
-        precision = self._machine.precision(config.precision)
-        return Setting(config=config, machine=self._machine, precision=precision)
+        return setting_of(config, self._machine)
 
 
 def _groups(point: Mapping[str, Scalar]) -> Chosen:
-    return tuple((key, value) for key, value in point.items() if key not in FIELDS)
+    return tuple((key, value) for key, value in point.items() if key not in KEYS)
 
 
 def _with_values(config: SweepConfig, values: Mapping[str, Any]) -> SweepConfig:

@@ -11,11 +11,12 @@ import signal
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeps.estimate.flops import flops_per_token
 from train_entry.contract import (
+    Attempt,
     AttemptDir,
     ContractError,
     Elapsed,
@@ -83,24 +84,43 @@ _SUPERSEDED = defaultdict(
 )
 
 
-def collect(attempt: AttemptDir, spec: TrialSpec) -> Outcome:
-    """The outcome of an attempt whose job has ended."""
-    ranks = range(spec.plan.ranks)
-    outcomes = [_rank_outcome(attempt, rank) for rank in ranks]
-    measured = [outcome for outcome in outcomes if isinstance(outcome, RankMeasurement)]
-    if len(measured) == len(outcomes):
-        found = measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
-        return replace(found, spared_steps=_spared_steps(found, spec.measure))
-    return _root_cause(attempt, outcomes)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rank:
+    """The files that one rank and its supervisor left."""
+
+    rank: int
+    outcome: RankOutcome | None
+    ended: RankExit | None
 
 
-def _root_cause(attempt: AttemptDir, outcomes: Sequence[RankOutcome | None]) -> Failure:
+def collect(attempt: AttemptDir, spec: TrialSpec, record: Attempt) -> Attempt:
+    """The record of an attempt whose job has ended: `record`, with its outcome and what it cost."""
+    ranks = [
+        _Rank(rank=rank, outcome=_rank_outcome(attempt, rank), ended=_read_exit(attempt, rank))
+        for rank in range(spec.plan.ranks)
+    ]
+    ends = [rank.ended for rank in ranks if rank.ended is not None]
+    return replace(
+        record,
+        outcome=_outcome(attempt, spec, ranks),
+        gpu_s=spec.plan.ranks * max((ended.seconds for ended in ends), default=0.0),
+        elapsed=_elapsed(attempt, ends),
+    )
+
+
+def _outcome(attempt: AttemptDir, spec: TrialSpec, ranks: Sequence[_Rank]) -> Outcome:
+    measured = [rank.outcome for rank in ranks if isinstance(rank.outcome, RankMeasurement)]
+    if len(measured) < len(ranks):
+        return _root_cause(attempt, ranks)
+    found = measurement(spec.plan, spec.model, measured, list(read_lines(attempt.metrics, StepMetrics)))
+    return replace(found, spared_steps=_spared_steps(found, spec.measure))
+
+
+def _root_cause(attempt: AttemptDir, ranks: Sequence[_Rank]) -> Failure:
     """The failure that explains those of the other ranks, or the scheduler's word where they have none."""
-    found: list[tuple[int, int, Failure]] = []
-    for rank, outcome in enumerate(outcomes):
-        ended = _read_exit(attempt, rank)
-        if failure := _failure(attempt, rank, outcome, ended):
-            found.append((_weight(failure, outcome, ended), rank, failure))
+    found = [
+        (_weight(failure, rank), rank.rank, failure) for rank in ranks if (failure := _failure(attempt, rank))
+    ]
     cause = min(found, key=lambda item: item[:2])[2]
     word = _scheduler_word(attempt)
     return _told_by(word, cause) if word and cause.kind in _SUPERSEDED[word.kind] else cause
@@ -119,10 +139,10 @@ def _told_by(word: SchedulerWord, cause: Failure) -> Failure:
     return dataclasses.replace(cause, kind=word.kind, message=message)
 
 
-def _weight(failure: Failure, outcome: RankOutcome | None, ended: RankExit | None) -> int:
+def _weight(failure: Failure, rank: _Rank) -> int:
     """How far down the chain of causes a rank's failure stands."""
-    if outcome is None and ended is not None and failure.kind is FailureKind.CRASHED:
-        return _ABORTED if ended.returncode == -signal.SIGABRT else _KILLED
+    if rank.outcome is None and rank.ended is not None and failure.kind is FailureKind.CRASHED:
+        return _ABORTED if rank.ended.returncode == -signal.SIGABRT else _KILLED
     return _CAUSES.get(failure.kind, 0)
 
 
@@ -182,7 +202,7 @@ def _bubble(plan: Plan, ranks: Sequence[RankMeasurement]) -> float | None:
     copies: defaultdict[int, list[StepSplit]] = defaultdict(list)
     for rank in ranks:
         if rank.split is not None:
-            copies[plan.place(rank.rank).data].append(rank.split)
+            copies[plan.coordinates(rank.rank).data].append(rank.split)
     if plan.pipeline == 1 or not copies:
         return None
     waiting: list[float] = []
@@ -200,15 +220,8 @@ def _host_peak_bytes(ranks: Sequence[RankMeasurement]) -> int:
     return max(per_host.values())
 
 
-def attempt_gpu_seconds(attempt: AttemptDir, ranks: int) -> float:
-    """Ranks times the seconds they held their slots."""
-    ends = [_read_exit(attempt, rank) for rank in range(ranks)]
-    return ranks * max((ended.seconds for ended in ends if ended is not None), default=0.0)
-
-
-def attempt_elapsed(attempt: AttemptDir, ranks: int) -> Elapsed:
+def _elapsed(attempt: AttemptDir, ends: Sequence[RankExit]) -> Elapsed:
     """Where its time went, as far as its files say. The queue's part by the clocks of two hosts."""
-    ends = [ended for rank in range(ranks) if (ended := _read_exit(attempt, rank)) is not None]
     starts = [ended.startup_s for ended in ends if ended.startup_s is not None]
     total_s = max((ended.seconds for ended in ends), default=None)
     startup_s = max(starts, default=total_s)
@@ -247,22 +260,20 @@ _SIGNALS = {int(number) for number in signal.Signals}  # real-time signals have 
 _RANK_OUTCOME: Any = RankOutcome  # a union, which `type[T]` does not admit
 
 
-def _failure(
-    attempt: AttemptDir, rank: int, outcome: RankOutcome | None, ended: RankExit | None
-) -> Failure | None:
+def _failure(attempt: AttemptDir, rank: _Rank) -> Failure | None:
     """How a rank failed; None for one that did not."""
-    if isinstance(outcome, RankMeasurement):
+    if isinstance(rank.outcome, RankMeasurement):
         return None
-    if isinstance(outcome, Failure):
-        return outcome
-    if ended is None:
+    if isinstance(rank.outcome, Failure):
+        return rank.outcome
+    if rank.ended is None:
         return Failure(
             kind=FailureKind.NODE_LOST,
-            message=f"rank {rank} and its supervisor disappeared",
-            rank=rank,
-            evidence=_log_tail(attempt, rank) or _launcher_tail(attempt),
+            message=f"rank {rank.rank} and its supervisor disappeared",
+            rank=rank.rank,
+            evidence=_log_tail(attempt, rank.rank) or _launcher_tail(attempt),
         )
-    return _from_exit(attempt, ended)
+    return _from_exit(attempt, rank.ended)
 
 
 def _read_exit(attempt: AttemptDir, rank: int) -> RankExit | None:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from sweeps.config.fields import flat_default
+from sweeps.config.keys import KEYS, is_marked
+from sweeps.config.knob import Mark
+from sweeps.study.record import asked_value
 from train_entry.contract import (
     Failure,
     FailureKind,
     Measurement,
     ModelShape,
-    Scalar,
     State,
     StudyDir,
     StudyRecord,
     Trial,
     read_document,
+    read_trial,
 )
 
 MOST_TRIALS = 100
-# Beside model and versions, what changes memory or time and is part of no plan.
-SAME_KEYS = ("cluster.nodes", "measure.update_norms")
+BESIDE_PLANS = [name for name in KEYS if is_marked(name, Mark.BESIDE_PLANS)]
 
 Record = TypeVar("Record")
 
@@ -37,10 +39,14 @@ def earlier_trials(studies_dir: Path, record: StudyRecord) -> list[Trial]:
     found = (
         trial
         for directory in _newest_first(studies_dir)
-        if directory.path.name != record.name and _is_alike(_read(directory.record, StudyRecord), record)
+        if directory.path.name != record.name and _is_alike(_record_of(directory), record)
         for trial in _telling(directory)
     )
     return list(islice(found, MOST_TRIALS))[::-1]
+
+
+def _record_of(directory: StudyDir) -> StudyRecord | None:
+    return _tolerant(lambda: read_document(directory.record, StudyRecord))
 
 
 def _newest_first(studies_dir: Path) -> list[StudyDir]:
@@ -61,7 +67,7 @@ def _is_alike(other: StudyRecord | None, record: StudyRecord) -> bool:
     return (
         _shape(other.model) == _shape(record.model)
         and dict(other.versions) == dict(record.versions)
-        and all(_asked(other, key) == _asked(record, key) for key in SAME_KEYS)
+        and all(asked_value(other, key) == asked_value(record, key) for key in BESIDE_PLANS)
     )
 
 
@@ -70,16 +76,10 @@ def _shape(model: ModelShape) -> ModelShape:
     return dataclasses.replace(model, name="", path=None)
 
 
-def _asked(record: StudyRecord, key: str) -> Scalar:
-    """A key that is younger than the study had its default's effect."""
-    value: Scalar = record.asked.get(key, flat_default(key))
-    return value
-
-
 def _telling(directory: StudyDir) -> Iterator[Trial]:
     """The latest trials first, read one at a time."""
     for place in reversed(directory.trials()):
-        trial = _read(place.record, Trial)
+        trial = _tolerant(partial(read_trial, place))
         if trial is not None and _tells(trial):
             yield trial
 
@@ -96,8 +96,9 @@ def _tells(trial: Trial) -> bool:
     return False
 
 
-def _read(path: Path, cls: type[Record]) -> Record | None:
+def _tolerant(read: Callable[[], Record | None]) -> Record | None:
+    """None for what is torn, not UTF-8, of another version or not permitted."""
     try:
-        return read_document(path, cls)
-    except (OSError, ValueError):  # torn, not UTF-8, of another version, not permitted
+        return read()
+    except (OSError, ValueError):
         return None

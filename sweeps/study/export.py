@@ -32,7 +32,7 @@ def write_best(directory: StudyDir, trial: Trial) -> Path:
 
 
 def _script(directory: StudyDir, trial: Trial) -> str:
-    attempt = directory.trial(trial.number).attempt(trial.measured_attempt or 1).path.resolve()
+    attempt = directory.trial(trial.number).attempt(trial.shown.number if trial.shown else 1).path.resolve()
     ranks, strategy = (trial.plan.ranks, trial.plan.strategy) if trial.plan else (1, "")
     again = shlex.join(
         ["torchrun", f"--nproc-per-node={ranks}", "-m", "train_entry", str(attempt), "--out", "again"]

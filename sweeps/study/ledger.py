@@ -7,23 +7,22 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from sweeps.config.fields import flat_default
 from sweeps.errors import ConfigError, StudyBusyError
+from sweeps.study.record import asked_value
 from train_entry.contract import (
     AttemptDir,
     ContractError,
-    Measurement,
-    Origin,
     Scalar,
     State,
     StudyDir,
     StudyRecord,
     Trial,
+    TrialDir,
     TrialSpec,
     dump,
     read_document,
+    read_trial,
     write_atomic,
 )
 
@@ -35,17 +34,12 @@ class Ledger:
         self.directory = directory
         self._trials: dict[int, Trial] = {}
         for trial_dir in directory.trials():
-            trial = _read_trial(trial_dir.record)
+            trial = _read_trial(trial_dir)
             self._trials[trial.number] = trial
 
     @property
     def trials(self) -> list[Trial]:
         return [self._trials[number] for number in sorted(self._trials)]
-
-    @property
-    def launched(self) -> int:
-        """How many trials of the search cost a launch."""
-        return sum(trial.attempts > 0 and trial.origin is not Origin.USER for trial in self._trials.values())
 
     def __getitem__(self, number: int) -> Trial:
         return self._trials[number]
@@ -59,9 +53,6 @@ class Ledger:
         self._trials[trial.number] = trial
         return trial
 
-    def change(self, number: int, **changes: object) -> Trial:
-        return self.put(dataclasses.replace(self._trials[number], **changes))  # type: ignore[arg-type]
-
     def open_attempt(self, spec: TrialSpec, ds_config: str | None) -> AttemptDir:
         """A directory for one launch, holding all that the job is told. Fails where it exists already."""
         attempt = self.directory.trial(spec.trial).attempt(spec.attempt)
@@ -71,9 +62,8 @@ class Ledger:
             write_atomic(attempt.ds_config, ds_config)
         return attempt
 
-    def attempt(self, number: int) -> AttemptDir:
-        """The latest attempt of a trial."""
-        return self.directory.trial(number).attempt(self._trials[number].attempts)
+    def attempt(self, trial: int, attempt: int) -> AttemptDir:
+        return self.directory.trial(trial).attempt(attempt)
 
     def twin(self, fingerprint: str) -> Trial | None:
         """An earlier trial that runs, or ran to an end that says something, the very same job."""
@@ -83,17 +73,10 @@ class Ledger:
                 return trial
         return None
 
-    def measurements(self) -> list[tuple[Trial, Measurement]]:
-        return [
-            (trial, trial.outcome)
-            for trial in self.trials
-            if trial.state is State.MEASURED and isinstance(trial.outcome, Measurement)
-        ]
 
-
-def _read_trial(path: Path) -> Trial:
+def _read_trial(folder: TrialDir) -> Trial:
     try:
-        trial = read_document(path, Trial)
+        trial = read_trial(folder)
     except ContractError as error:
         raise ConfigError(f"{error}; mend or remove this file, the study cannot go on without it") from error
     assert trial is not None, "trials() lists directories that have a record"
@@ -125,7 +108,8 @@ def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -
 def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -> Iterator[str]:
     """Why a study cannot go on as asked, a line each."""
     pairs: list[tuple[str, Scalar, Scalar]] = [("objective", _sought(known), _sought(asked))]
-    pairs += [(key, _asked(known, key), _asked(asked, key)) for key in {**known.asked, **asked.asked}]
+    keys = {**known.asked, **asked.asked}
+    pairs += [(key, asked_value(known, key), asked_value(asked, key)) for key in keys]
     pairs += [
         (f"the range of {key}", known.dimensions.get(key), asked.dimensions.get(key))
         for key in {**known.dimensions, **asked.dimensions}
@@ -145,15 +129,9 @@ def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -
 
 
 def _sought(record: StudyRecord) -> str:
-    goals = record.goals or (record.goal,)
+    goals = record.goals
     budgets = sorted({goal.tokens for goal in goals if goal.tokens})
     return ", ".join((*(goal.name for goal in goals), *(f"for {tokens:,.0f} tokens" for tokens in budgets)))
-
-
-def _asked(record: StudyRecord, key: str) -> Scalar:
-    """A key that is younger than the study had its default's effect."""
-    value: Scalar = record.asked.get(key, flat_default(key))
-    return value
 
 
 @contextmanager

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sweeps.search.ranking import launch_noise, value_of
-from train_entry.contract import Failure, Goal, Measurement, Origin, State, Trial
+from sweeps.config.schema import ConfirmConfig
+from sweeps.search.confirmation import to_confirm
+from train_entry.contract import (
+    AttemptKind,
+    Failure,
+    Goal,
+    Measurement,
+    Origin,
+    Ranking,
+    State,
+    Trial,
+    launch_noise,
+)
 
 SECONDS_PER_HOUR = 3600
 NOISE = 0.005  # of a measurement that does not say how exact it is, as a share
@@ -71,6 +83,34 @@ class Limits:
         return next((why for why, used, limit in checks if limit is not None and used >= limit), None)
 
 
+def spent_by(trials: Sequence[Trial], goals: Sequence[Goal], now: float, since: float) -> Spent:
+    """What a study has used up by now; `since`: when this start began, which earlier failures do not end."""
+    return Spent(
+        launched=launched(trials),
+        active_s=active_seconds(trials, now),
+        gpu_s=sum(trial.gpu_s for trial in trials),
+        failures=len(failures_in_a_row(trials, since)),
+        without_improvement=without_improvement(trials, goals),
+    )
+
+
+def reserve_of(trials: Sequence[Trial], goal: Goal, confirm: ConfirmConfig) -> Spent:
+    """What one more launch and the confirmation after it will take: two rounds of whom it is about."""
+    repeated = to_confirm(trials, goal, confirm)
+    measured = [trial for _, trial in Ranking(trials, goal).contenders]
+    if not repeated or not measured:
+        return Spent(launched=0, active_s=0.0, gpu_s=0.0)
+    runs = 1 + 2 * len(repeated)
+    each_gpu_s = statistics.median(trial.gpu_s / max(1, len(trial.attempts)) for trial in measured)
+    ranks = statistics.median(trial.plan.ranks for trial in measured if trial.plan)
+    return Spent(launched=0, active_s=runs * each_gpu_s / ranks, gpu_s=runs * each_gpu_s)
+
+
+def launched(trials: Iterable[Trial]) -> int:
+    """Trials of the search that cost a launch."""
+    return sum(trial.is_launched and trial.origin is not Origin.USER for trial in trials)
+
+
 def active_seconds(trials: Iterable[Trial], now: float) -> float:
     """How long the study has had an open trial, or one measured again: time between starts does not count."""
     total_s, until = 0.0, 0.0
@@ -82,14 +122,14 @@ def active_seconds(trials: Iterable[Trial], now: float) -> float:
 
 def _spans(trial: Trial, now: float) -> Iterator[tuple[float, float]]:
     yield trial.created_at, trial.closed_at or now
-    for repeat in trial.repeats:
-        if repeat.started_at is not None:
-            yield repeat.started_at, repeat.ended_at or now
+    for attempt in trial.attempts:
+        if attempt.kind in (AttemptKind.REPEAT, AttemptKind.CHECK) and attempt.started_at is not None:
+            yield attempt.started_at, attempt.ended_at or now
 
 
 def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
     """The latest trials that ended since then, as far back as they failed in one and the same way."""
-    ended = [trial for trial in trials if trial.attempts and (trial.closed_at or 0.0) >= since]
+    ended = [trial for trial in trials if trial.is_launched and (trial.closed_at or 0.0) >= since]
     latest_first = sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number), reverse=True)
     kinds = [trial.outcome.kind if isinstance(trial.outcome, Failure) else None for trial in latest_first[:1]]
     return list(
@@ -111,24 +151,26 @@ def without_improvement(trials: Iterable[Trial], goals: Sequence[Goal]) -> int:
     """
     known = list(trials)
     launches = launch_noise(known, goals[0])
+    rankings = [Ranking(known, goal) for goal in goals]
     before: list[Trial] = []
     waited = 0
-    ended = (trial for trial in known if trial.attempts and trial.closed_at is not None)
+    ended = (trial for trial in known if trial.is_launched and trial.closed_at is not None)
     for trial in sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number)):
-        if trial.origin is Origin.USER or trial.is_yardstick:
+        if trial.origin is Origin.USER or trial.is_single_gpu:
             continue
         waited += 1
-        if trial.state is not State.MEASURED or value_of(trial, goals[0]) is None:
+        if trial.state is not State.MEASURED or rankings[0].value(trial) is None:
             continue
         noise = _noise(trial) if launches is None else launches
-        if all(any(_is_better(trial, other, goal, noise) for goal in goals) for other in before):
+        if all(any(_is_better(trial, other, ranking, noise) for ranking in rankings) for other in before):
             before.append(trial)
             waited = 0
     return waited
 
 
-def _is_better(trial: Trial, other: Trial, goal: Goal, noise: float) -> bool:
-    value, its = value_of(trial, goal), value_of(other, goal)
+def _is_better(trial: Trial, other: Trial, ranking: Ranking, noise: float) -> bool:
+    goal = ranking.goal
+    value, its = ranking.value(trial), ranking.value(other)
     beyond = noise if goal.is_speed else NOISE
     return value is not None and its is not None and its > 0 and goal.gain(value, its) > 1 + beyond
 

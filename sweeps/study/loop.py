@@ -1,4 +1,4 @@
-"""The loop: ask, plan, submit, collect, tell. Each finished job frees its slot at once; there is no batch.
+"""The loop: collect what ended, decide what is next, launch it. Each finished job frees its slot at once.
 
 Order of writes: the job's outcome files, the ledger, the sampler, the tracker. Whatever ends this process,
 the next start goes on from the ledger and the attempt directories.
@@ -7,300 +7,264 @@ the next start goes on from the ledger and the attempt directories.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from sweeps.cluster.base import JobHandle, JobState, share_a_node
-from sweeps.plan.resolve import Planned, Rejection
-from sweeps.search.advice import advice_for
-from sweeps.search.proposer import OUTSIDE, Pause, Suggestion
-from sweeps.search.sampler import Proposal
-from sweeps.search.verdicts import state_of
+from sweeps.cluster.base import Cluster
+from sweeps.config.schema import ConfirmConfig
+from sweeps.plan.planner import Planner
+from sweeps.search.confirmation import conclude
+from sweeps.search.gate import Gate
+from sweeps.search.proposer import Pause, Proposer, Suggestion
+from sweeps.search.pruning import Pruning
 from sweeps.space.dimensions import Point
-from sweeps.study.collect import attempt_elapsed, attempt_gpu_seconds, collect
-from sweeps.study.limits import StopReason, failures_in_a_row
-from sweeps.study.repeating import Repeating, is_nobodys_fault
+from sweeps.study.futility import step_to_beat_s
+from sweeps.study.intake import Intake
+from sweeps.study.jobs import Jobs
+from sweeps.study.journal import Clock, Journal, Observer
+from sweeps.study.ledger import Ledger
+from sweeps.study.limits import Limits, StopReason, failures_in_a_row, reserve_of, spent_by
+from sweeps.study.next_launch import Done, Launch, Policy, Situation, Wait, next_launch
+from sweeps.study.recovery import Recovery
+from sweeps.study.results import Ending, Results
 from train_entry.contract import (
-    Advice,
+    Attempt,
     AttemptKind,
+    Closing,
     Failure,
-    FailureKind,
-    Measurement,
     Origin,
-    Outcome,
+    Purpose,
     State,
+    StudyRecord,
     Trial,
-    TrialSpec,
-    read_document,
+    dump,
+    write_atomic,
 )
+from train_entry.contract.study.trial import TRIES
 
 POLL_S = 0.2
 MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing, where there is no end of them
-PROPOSALS_A_TURN = 20  # between two looks at the running jobs and at Ctrl-C
+STEPS_A_TURN = 40  # between two looks at the running jobs and at Ctrl-C
+SEARCH_ENDS = {Pause.NO_BETTER: StopReason.NO_BETTER, Pause.EXHAUSTED: StopReason.EXHAUSTED}
 
 
 @dataclass(kw_only=True)
-class StudyLoop(Repeating):
+class StudyLoop:
     """One start of a study. `run` returns why it ended."""
 
-    # ------------------------------------------------------------------ the turns
+    study: StudyRecord
+    planner: Planner
+    proposer: Proposer
+    cluster: Cluster
+    ledger: Ledger
+    gate: Gate
+    limits: Limits
+    observer: Observer
+    cancel_on_interrupt: bool = True
+    check_best: int = 0
+    confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
+    pruning: Pruning | None = None  # of trials whose loss falls behind; None: all run to their end
+    futility: bool = True  # end trials that are known to be slower than the best
+    interrupted: Callable[[], bool] = lambda: False
+    clock: Clock = field(default_factory=Clock)
+    _alone: int | None = None  # the one trial to run; others of the study are left as they are
+    _unproductive: int = 0
+    _started_at: float = 0.0  # a failure of an earlier start may be mended by now
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(
+            ledger=self.ledger, proposer=self.proposer, observer=self.observer, clock=self.clock
+        )
+        self._jobs = Jobs(cluster=self.cluster, ledger=self.ledger, planner=self.planner, gate=self.gate)
+        self._recovery = Recovery(journal=self._journal, jobs=self._jobs, gate=self.gate)
+        self._intake = Intake(journal=self._journal, jobs=self._jobs, gate=self.gate)
+        self._results = Results(
+            journal=self._journal,
+            cluster=self.cluster,
+            planner=self.planner,
+            gate=self.gate,
+            goal=self.study.goal,
+            retries=self.limits.retries,
+        )
+
+    # ------------------------------------------------------------------ turns
 
     def run(self, point: Point | None = None) -> StopReason:
         """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
         self._started_at = self.clock.now()
-        self.admission.recall(self.ledger.trials)
-        self._recover_own_trials()
+        self.gate.recall(self.ledger.trials)
+        self._recovery.collect_own_trials()
         if point is None:
-            self._recover()
+            self._recovery.resume_search()
         else:
             self._alone = self.ledger.next_number()
-            alone = Suggestion(proposal=Proposal(point=point, number=OUTSIDE), origin=Origin.USER)
-            self._open(alone, self.planner.plan(point))
+            own = Suggestion(point=point, planned=self.planner.plan(point), origin=Origin.USER)
+            self._intake.open(own)
         while True:
-            self._collect_ended()
+            for number, handle in self._jobs.ended():
+                self._results.take(number, handle, self._ending(number))
             if self.interrupted():
                 return self._ended(self._interrupt())
             self._end_losers()
-            self._launch_queued()
-            reason = StopReason.EXHAUSTED if self._alone else self._limit_reached() or self._propose()
-            if reason is StopReason.EXHAUSTED and not self._alone and not self._running:
-                self._reconsider()
-            if reason and not self._running and not self._queued() and not self._start_last_runs():
+            if (reason := self._advance()) is not None:
                 return self._ended(reason)
-            self.observer.tick(dict(self._running))
-            self.director.think()
+            self.observer.tick(dict(self._jobs.running))
+            self.proposer.think()
             self.clock.sleep(POLL_S)
 
-    def _start_last_runs(self) -> bool:
-        """What follows the search, one run after another: confirmation, then checks. False: all is done."""
-        if self._alone:
-            return False
-        if self._start_confirmation():
-            return True
-        self._conclude()
-        return self._start_checks()
+    def _advance(self) -> StopReason | None:
+        """Launch and propose as far as slots are free. Returns why the study has ended, once it has."""
+        search_end = StopReason.EXHAUSTED if self._alone else None
+        for _ in range(STEPS_A_TURN):
+            for trial in self._queued():
+                if trial.reused_from is not None:
+                    self._intake.settle(trial)
+            search_end = search_end or self._limit_reached()
+            step = self._next(search_end)
+            if isinstance(step, Done):
+                return step.reason
+            if isinstance(step, Launch):
+                if self._launch(step):
+                    continue
+                if step.purpose is not Purpose.DRIFT:
+                    return None
+            # A look for drift that finds no free slots keeps no smaller trial from being proposed.
+            if search_end is not None or self.cluster.free_ranks() == 0:
+                return None
+            found = self.proposer.next(self.ledger.trials)
+            if found is Pause.WAIT:
+                return None
+            search_end = SEARCH_ENDS[found] if isinstance(found, Pause) else self._take_up(found)
+        return None
+
+    def _next(self, search_end: StopReason | None) -> Launch | Wait | Done:
+        if search_end is StopReason.EXHAUSTED and self._alone is None and not self._jobs.running:
+            self._recovery.judge_refused_again()
+        is_spent = search_end is not None and self._is_spent()
+        now = Situation(running=self._jobs.running, search_end=search_end, is_spent=is_spent)
+        step = next_launch(self._trials(), self.study.goal, self._policy(), now)
+        is_confirmed = isinstance(step, Done) or (isinstance(step, Launch) and step.kind is AttemptKind.CHECK)
+        if is_confirmed and self._alone is None:
+            self._conclude()
+        return step
+
+    def _policy(self) -> Policy:
+        if self._alone is not None:
+            return Policy(confirm=ConfirmConfig(best=0, drift_every=0), check_best=0)
+        return Policy(confirm=self.confirm, check_best=self.check_best)
+
+    def _conclude(self) -> None:
+        """Put the winner on record, from its repeats."""
+        winner = conclude(self.ledger.trials, self.study.goal, self.confirm)
+        if winner is not None:
+            write_atomic(self.ledger.directory.winner, dump(winner))
 
     def _ended(self, reason: StopReason) -> StopReason:
         self.observer.tick({})
         return reason
 
-    def _limit_reached(self) -> StopReason | None:
-        """With what the confirmation will take in reserve."""
-        new = sum(trial.attempts == 0 for trial in self._launchable())
-        spent = self._spent()
-        reason = self.limits.reached(
-            dataclasses.replace(spent, launched=spent.launched + new), self._reserve()
+    def _trials(self) -> list[Trial]:
+        """Those that this start is about."""
+        return [trial for trial in self.ledger.trials if self._alone in (None, trial.number)]
+
+    def _queued(self) -> list[Trial]:
+        return [trial for trial in self._trials() if trial.state is State.QUEUED]
+
+    # ------------------------------------------------------------------ ends
+
+    def _ending(self, number: int, is_cancelled: bool = False) -> Ending:
+        return Ending(
+            is_cancelled=is_cancelled, is_interrupted=self.interrupted(), is_alone=number == self._alone
         )
-        if reason is StopReason.FAILURES and not self._failures_told:
-            self._failures_told = True
-            for trial in failures_in_a_row(self.ledger.trials, self._started_at)[:1]:
-                assert isinstance(trial.outcome, Failure)
-                kind, message = trial.outcome.kind, trial.outcome.message
-                self.observer.message(f"{spent.failures} trials in a row failed alike: {kind}: {message}")
-        return reason
 
     def _interrupt(self) -> StopReason:
         fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
-        self.observer.message(f"interrupted: {len(self._running)} running trials are {fate}")
+        self._journal.say(f"interrupted: {len(self._jobs.running)} running trials are {fate}")
         if self.cancel_on_interrupt:
-            for problem in self.cluster.cancel(*self._running.values()):
-                self.observer.message(problem)
-            for number, handle in list(self._running.items()):
-                self._finish(number, handle, cancelled=True)
+            over, problems = self._jobs.cancel_all()
+            for problem in problems:
+                self._journal.say(problem)
+            for number, handle in over:
+                self._results.take(number, handle, self._ending(number, is_cancelled=True))
         for trial in self._queued():
-            self._record(trial.number, state=State.CANCELLED, closed_at=self.clock.now())
+            self._journal.record(dataclasses.replace(trial, closing=Closing(at=self.clock.now())))
         return StopReason.INTERRUPTED
 
-    # ------------------------------------------------------------------ ask, plan
-
-    def _propose(self) -> StopReason | None:
-        """Ask while a slot is free; what needs no launch costs none."""
-        self._start_drift_look()
-        for _ in range(PROPOSALS_A_TURN):
-            if self.cluster.free_ranks() == 0 or self._launchable():
-                break
-            found = self.director.next(self.ledger.trials)
-            if found is Pause.WAIT:
-                return None
-            if isinstance(found, Pause):
-                return StopReason.NO_BETTER if found is Pause.NO_BETTER else StopReason.EXHAUSTED
-            self._open(found, self.planner.plan(found.proposal.point))
-            self._unproductive += 1
-            if self._unproductive > MAX_UNPRODUCTIVE and not self.searcher.is_finite:
-                return StopReason.UNPRODUCTIVE
-            self._launch_queued()
-            if reason := self._limit_reached():
-                return reason
-        return None
-
-    def _open(self, found: Suggestion, planned: Planned) -> None:
-        number, origin = self.ledger.next_number(), found.origin
-        trial = Trial(
-            number=number,
-            state=State.QUEUED,
-            origin=origin,
-            overrides=planned.overrides,
-            values=found.proposal.point,
-            created_at=self.clock.now(),
-            fingerprint=planned.fingerprint,
-            rung=found.rung,
-            parent=found.parent,
-            is_yardstick=found.is_yardstick,
-        )
-        if found.proposal.number != OUTSIDE:
-            self._proposals[number] = found.proposal
-        if isinstance(planned.plan, Rejection):
-            reasons = planned.plan.reasons
-            closed = dataclasses.replace(
-                trial, state=State.REJECTED, reasons=reasons, closed_at=trial.created_at
-            )
-            self._tell(self.ledger.put(closed))
-            return
-        twin = self._twin(planned) if origin is not Origin.USER else None
-        estimate = self.admission.estimate(planned.plan)
-        trial = dataclasses.replace(
-            trial, plan=planned.plan, estimate=estimate, reused_from=twin.number if twin else None
-        )
-        refusal = None if twin else self.admission.refusal(planned.plan, estimate, origin)
-        if refusal:
-            trial = dataclasses.replace(
-                trial, state=State.INFEASIBLE, outcome=refusal, closed_at=trial.created_at
-            )
-            self._tell(self.ledger.put(trial))
-        else:
-            self.observer.changed(self.ledger.put(trial))
-            for doubt in self.admission.doubts(trial) if origin is Origin.USER else ():
-                self.observer.message(doubt)
-
-    def _twin(self, planned: Planned) -> Trial | None:
-        """A trial whose result this one can share: known, or on its way to us."""
-        if self.director.rules.search.repeat_duplicates:
-            return None
-        twin = self.ledger.twin(planned.fingerprint or "")
-        return None if twin and twin.state is State.RUNNING and twin.number not in self._running else twin
-
-    # ------------------------------------------------------------------ submit
-
-    def _queued(self) -> list[Trial]:
-        return [
-            trial
-            for trial in self.ledger.trials
-            if trial.state is State.QUEUED and self._alone in (None, trial.number)
-        ]
-
-    def _launchable(self) -> list[Trial]:
-        """Queued trials that do not wait for a twin."""
-        return [trial for trial in self._queued() if trial.reused_from is None]
-
-    def _launch_queued(self) -> None:
-        for trial in self._queued():
-            if trial.reused_from is not None:
-                self._settle_twin(trial)
-        for trial in self._launchable():
-            slots = self.cluster.reserve(trial.plan.ranks if trial.plan else 1)
-            if slots is None:
-                self._say_waiting(trial)
-                return
-            self._launch(trial, slots)
-
-    def _settle_twin(self, trial: Trial) -> None:
-        """Share the twin's result once it has one; launch the trial itself where it came to none."""
-        twin = self.ledger[trial.reused_from or 0]
-        if twin.state in (State.MEASURED, State.INFEASIBLE):
-            self._close(trial.number, state=State.REUSED, outcome=twin.outcome)
-        elif twin.state not in (State.RUNNING, State.QUEUED):
-            self._record(trial.number, reused_from=None)
-
-    def _say_waiting(self, trial: Trial) -> None:
-        if not self._running and not self._waiting_told and trial.plan:
-            self.observer.message(f"waiting for {trial.plan.ranks} free slots; another study holds them")
-            self._waiting_told = True
-
-    def _launch(self, trial: Trial, slots: tuple[str, ...]) -> None:
-        kind = AttemptKind.FIRST if trial.attempts == 0 else AttemptKind.RETRY
-        beside = [other for other, job in self._running.items() if share_a_node(job.slots, slots)]
-        for other in beside:
-            self._record(other, shared=True)
-        trial = self._record(
-            trial.number,
-            state=State.RUNNING,
-            attempts=trial.attempts + 1,
-            slots=slots,
-            shared=bool(beside) or self.cluster.has_neighbours(slots),
-        )
-        self._submit(trial, kind, slots)
-        self._unproductive, self._waiting_told = 0, False
-
-    # ------------------------------------------------------------------ collect, tell
-
     def _end_losers(self) -> None:
-        for number in self.pruning.look(self._running, self._proposals) if self.pruning else ():
-            self.observer.message(f"trial {number:04d} falls behind, and is asked to end")
+        if self.pruning is None:
+            return
+        for number in self.pruning.look(self._jobs.running, self.proposer.open_proposals):
+            self._journal.say(f"trial {number:04d} falls behind, and is asked to end")
 
-    def _collect_ended(self) -> None:
-        for number, handle in list(self._running.items()):
-            if self.cluster.poll(handle) in (JobState.ENDED, JobState.LOST):
-                self._finish(number, handle)
+    def _limit_reached(self) -> StopReason | None:
+        """Why no trial is proposed any more, with what the confirmation will take in reserve."""
+        trials = self.ledger.trials
+        new = sum(trial.reused_from is None and not trial.is_launched for trial in self._queued())
+        spent = spent_by(trials, self.study.goals, self.clock.now(), self._started_at)
+        spent = dataclasses.replace(spent, launched=spent.launched + new)
+        reason = self.limits.reached(spent, reserve_of(trials, self.study.goal, self.confirm))
+        if reason is StopReason.FAILURES:
+            alike = failures_in_a_row(trials, self._started_at)
+            assert isinstance(alike[0].outcome, Failure)
+            last = f"{alike[0].outcome.kind}: {alike[0].outcome.message}"
+            self._journal.say_once("failures", f"{len(alike)} trials in a row failed alike: {last}")
+        return reason
 
-    def _finish(self, number: int, handle: JobHandle, cancelled: bool = False) -> None:
-        """Put a job that ended on record. What we cancelled says nothing, unless it had finished before."""
-        del self._running[number]
-        spec = read_document(handle.attempt.spec, TrialSpec)
-        if spec is None:
-            raise FileNotFoundError(handle.attempt.spec)
-        outcome = collect(handle.attempt, spec)
-        self._compare_cards(number, outcome)
-        if cancelled and isinstance(outcome, Failure):
-            outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
-        self.ledger.change(number, elapsed=attempt_elapsed(handle.attempt, spec.plan.ranks))
-        if self.cluster.has_neighbours(handle.slots):  # they may have come while it ran
-            self._record(number, shared=True)
-        gpu_s = self.ledger[number].gpu_s + attempt_gpu_seconds(handle.attempt, spec.plan.ranks)
-        if spec.kind is AttemptKind.CHECK:
-            self._finish_check(number, outcome, gpu_s)
-        elif spec.kind is AttemptKind.REPEAT:
-            self._finish_repeat(number, outcome, gpu_s)
-        elif self._is_retried(number, outcome):
-            lost = self.ledger[number].lost + (not is_nobodys_fault(outcome))
-            self._record(number, state=State.QUEUED, gpu_s=gpu_s, lost=lost)
-        else:
-            self.admission.learn(dataclasses.replace(self.ledger[number], outcome=outcome))
-            self._close(
-                number,
-                state=state_of(outcome),
-                outcome=outcome,
-                gpu_s=gpu_s,
-                measured_attempt=spec.attempt,
-                advice=self._advice(number, outcome, spec),
-            )
+    def _is_spent(self) -> bool:
+        """Whether nothing at all may be launched any more."""
+        spent = spent_by(self.ledger.trials, self.study.goals, self.clock.now(), self._started_at)
+        reason = self.limits.reached(spent)
+        return self.interrupted() or (reason is not None and reason.is_spent)
 
-    def _compare_cards(self, number: int, outcome: Outcome) -> None:
-        """Where a site gives several models one name, trials may run on different cards."""
-        names = _cards(outcome)
-        for trial in self.ledger.trials if names and not self._cards_told else ():
-            others = _cards(trial.outcome)
-            if others and others != names:
-                self._cards_told = True
-                self.observer.message(
-                    f"trial {number:04d} ran on {names}, trial {trial.number:04d} on {others}: they do not "
-                    "compare; cluster.gpu_type or cluster.constraint chooses one kind"
-                )
-                return
+    # ------------------------------------------------------------------ proposals, launches
 
-    def _advice(self, number: int, outcome: Outcome, spec: TrialSpec) -> Advice | None:
-        trial = dataclasses.replace(self.ledger[number], outcome=outcome)
-        return advice_for(trial, spec, self.planner.plan, self.admission.estimate, self.ledger.trials)
+    def _take_up(self, found: Suggestion) -> StopReason | None:
+        """Make a proposal a trial. Returns why the search ends, where hundreds launched nothing."""
+        self._intake.open(found)
+        self._unproductive += 1
+        is_endless = not self.proposer.is_finite and self._unproductive > MAX_UNPRODUCTIVE
+        return StopReason.UNPRODUCTIVE if is_endless else None
 
-    def _close(self, number: int, **changes: object) -> None:
-        self._tell(self.ledger.change(number, closed_at=self.clock.now(), **changes))
+    def _launch(self, step: Launch) -> bool:
+        """False: no slots are free for it now."""
+        trial = step.trial
+        if trial.plan is None:
+            raise ValueError(f"trial {trial.number} has no plan")
+        slots = self.cluster.reserve(trial.plan.ranks)
+        if slots is None:
+            if not self._jobs.running:
+                text = f"waiting for {trial.plan.ranks} free slots; another study holds them"
+                self._journal.say_once("waiting", text)
+            return False
+        beside = self._jobs.beside(slots)
+        for other in beside:
+            self._mark_shared(other)
+        attempt = Attempt(
+            number=1 + max((known.number for known in trial.attempts), default=0),
+            kind=step.kind,
+            purpose=step.purpose,
+            round=step.round,
+            slots=slots,
+            started_at=self.clock.now(),
+            is_shared=bool(beside) or self.cluster.has_neighbours(slots),
+        )
+        self._announce(step)
+        trial = self._journal.record(trial.with_attempt(attempt))
+        is_ended_early = self.futility and step.kind in TRIES
+        beat_s = step_to_beat_s(trial, self.ledger.trials, self.study.goals) if is_ended_early else None
+        self._jobs.submit(trial, attempt, beat_s)
+        self._unproductive = 0
+        self._journal.drop("waiting")
+        return True
 
-    def _tell(self, trial: Trial) -> None:
-        """The sampler, then the observer, hear of a closed trial that is on record."""
-        if trial.state is not State.CANCELLED and (proposal := self._proposals.pop(trial.number, None)):
-            self.searcher.tell(proposal, self._lesson(trial))
-        self.director.learn(trial)
-        self.observer.changed(trial)
+    def _announce(self, step: Launch) -> None:
+        name = f"trial {step.trial.number:04d}"
+        if step.purpose is Purpose.CONFIRM:
+            self._journal.say(f"confirming {name}, round {step.round}")
+        elif step.kind is AttemptKind.CHECK:
+            self._journal.say(f"{name} is trained longer, for a loss to compare")
 
-
-def _cards(outcome: Outcome | None) -> str:
-    ranks = outcome.ranks if isinstance(outcome, Measurement) else ()
-    return " and ".join(sorted({rank.device_name for rank in ranks}))
+    def _mark_shared(self, number: int) -> None:
+        trial = self.ledger[number]
+        if trial.running is not None and not trial.running.is_shared:
+            self._journal.record(trial.with_attempt(dataclasses.replace(trial.running, is_shared=True)))

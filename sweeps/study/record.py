@@ -9,15 +9,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from sweeps.config.fields import FREE_KEYS, UNSHOWN_KEYS, flat_default, goal_names, under
+from sweeps.config.keys import flat_default, goal_names, is_marked, key_of, scope_of
+from sweeps.config.knob import Mark
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.space.dimensions import SearchSpace
 from train_entry.contract import Goal, ModelShape, Scalar, StudyRecord
 
-# What a trial of one's own shares with the study it joins, for both to stand in one table.
-COMPARABLE_KEYS = ("model", "data", "seq_len", "global_batch", "ranks", "seed")
 TIMED_PACKAGES = ("torch", "deepspeed", "transformers")
 
 
@@ -33,9 +32,9 @@ def study_record(
     varied = {dimension.key for dimension in space.dimensions}
     # The number itself: with `ranks=null` another machine would otherwise go on with other plans.
     flat = {**flat, "ranks": config.ranks or machine.default_ranks}
-    asked = {key: value for key, value in flat.items() if key not in varied and not under(key, FREE_KEYS)}
+    asked = {key: value for key, value in flat.items() if key not in varied and scope_of(key).is_asked}
     dimensions = {dimension.key: dimension.text for dimension in space.dimensions}
-    limits = {key: value for key, value in flat.items() if under(key, ("limits",))}
+    limits = {key: value for key, value in flat.items() if key.startswith("limits.")}
     # Without what stands at its default: a key that a later version adds then leaves the name as it is.
     said = {key: value for key, value in asked.items() if value != flat_default(key)}
     text = json.dumps([said, dimensions], sort_keys=True)
@@ -44,25 +43,26 @@ def study_record(
     return StudyRecord(
         name=config.study or derived,
         created_at=time.time(),
-        objective=sought[0].name,
         goals=sought,
         asked=asked,
         dimensions=dimensions,
         limits=limits,
         versions=versions(machine),
         model=model,
-        overrides=tuple(text for text in overrides if not under(_key(text), UNSHOWN_KEYS)),
+        overrides=tuple(text for text in overrides if not is_marked(key_of(text), Mark.SECRET)),
     )
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+def asked_value(record: StudyRecord, key: str) -> Scalar:
+    """What a study asks of a key. One that is younger than the study had its default's effect."""
+    value: Scalar = record.asked.get(key, flat_default(key))
+    return value
 
 
 def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
     """What a single trial asks of the study it joins: the same model, data and batch; all else is its own."""
     shared = {
-        key: asked.asked.get(key) if under(key, COMPARABLE_KEYS) else value
+        key: asked.asked.get(key) if is_marked(key, Mark.COMPARABLE) else value
         for key, value in known.asked.items()
     }
     return dataclasses.replace(known, asked=shared, versions=asked.versions)
@@ -70,7 +70,7 @@ def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
 
 def comparable(asked: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The part that even trials of one's own, gathered in one table, must share."""
-    return {key: value for key, value in asked.items() if under(key, COMPARABLE_KEYS)}
+    return {key: value for key, value in asked.items() if is_marked(key, Mark.COMPARABLE)}
 
 
 def collection_name(asked: StudyRecord) -> str:

@@ -27,6 +27,7 @@ from sweeps.errors import TrackingError
 from sweeps.study.export import reproduce_command
 from sweeps.tracking.search_content import lead_metrics, search_metrics, search_tags
 from train_entry.contract import (
+    GIB,
     AttemptDir,
     Failure,
     Goal,
@@ -41,7 +42,6 @@ from train_entry.contract import (
     read_lines,
 )
 
-GIB = 2**30
 LOG_TAIL_LINES = 200
 LOG_TAIL_BYTES = 2**18  # read from the end of a log; 200 lines of 1,300 characters
 # Those where SQLite's locks are unreliable or absent, as /proc/mounts names them.
@@ -99,9 +99,13 @@ class RunContent:
 
 
 def run_content(
-    trial: Trial, attempt: AttemptDir | None, goals: Sequence[Goal] = (), winner: Winner | None = None
+    trial: Trial,
+    attempt: AttemptDir | None,
+    goals: Sequence[Goal] = (),
+    winner: Winner | None = None,
+    drift: float = 1.0,
 ) -> RunContent:
-    """What to record of a trial; `attempt` is its latest, where it has one, `winner` the confirmation's."""
+    """The content of a trial's run. `attempt` has its files; `drift` is the machine's speed meanwhile."""
     strategy = trial.plan.strategy if trial.plan else trial.state.value
     return RunContent(
         name=f"{trial.number:04d} {strategy}",
@@ -109,7 +113,7 @@ def run_content(
         start_ms=round(trial.created_at * 1000),
         end_ms=None if trial.closed_at is None else round(trial.closed_at * 1000),
         params=_params(trial),
-        metrics=_metrics(trial) | dict(search_metrics(trial, goals, winner)),
+        metrics=_metrics(trial) | dict(search_metrics(trial, goals, winner, drift)),
         series=() if attempt is None else tuple(_series(attempt, trial.created_at)),
         tags=_tags(trial, winner),
         artifacts={} if attempt is None else dict(_artifacts(attempt, trial.plan)),
@@ -146,9 +150,8 @@ def _metrics(trial: Trial) -> dict[str, float]:
             metrics |= {"peak_gib": seen.peak_bytes / GIB, "reserved_gib": seen.reserved_bytes / GIB}
             metrics |= {} if seen.mfu is None else {"mfu": seen.mfu}
             metrics |= {} if trial.plan is None else dict(_sharing(trial.plan, seen))
-    match trial.check:
-        case Measurement() as longer:
-            metrics |= {"check_loss": longer.loss}
+    if trial.check is not None and isinstance(trial.check.outcome, Measurement):
+        metrics |= {"check_loss": trial.check.outcome.loss}
     return metrics
 
 

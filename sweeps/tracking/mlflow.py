@@ -50,7 +50,17 @@ from sweeps.tracking.content import (
     server_url,
     shared_view,
 )
-from train_entry.contract import AttemptDir, StudyDir, StudyRecord, Trial, TrialDir, Winner, read_document
+from train_entry.contract import (
+    AttemptDir,
+    Ranking,
+    StudyDir,
+    StudyRecord,
+    Trial,
+    TrialDir,
+    Winner,
+    read_document,
+    read_trial,
+)
 
 T = TypeVar("T")
 Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written
@@ -81,7 +91,7 @@ ENVIRONMENT = {
 class Tracker(Protocol):
     """An observer of a study."""
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         """Show a trial that has ended; `attempt` is its latest. Again: show it as it is now."""
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -91,7 +101,7 @@ class Tracker(Protocol):
 class NoTracker:
     """tracking=none"""
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         pass
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -114,6 +124,7 @@ class MlflowTracker:
         self._version = ""
         # By trial number, as tagged. None: not read yet; of one trial: in doubt, to be read again.
         self._runs: dict[str, Digests | None] | None = None
+        self._drifts: dict[int, float] = {}  # as each trial was recorded last
 
     def open(self) -> None:
         """Connect, and create the study's experiment where it is missing."""
@@ -137,13 +148,14 @@ class MlflowTracker:
         """The study's table; `port` is the one given to `ui_command`. After `open`."""
         return runs_url(self.uri, self._experiment, self._version, port)
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         if self._client is None:
             self.open()
+        self._drifts[trial.number] = drift
         failed = f"cannot record trial {trial.number} at {mask_password(self.uri)}"
         with _one_line(self.uri, failed, "a replay of the study will"):
-            goals = self._study.goals or (self._study.goal,)
-            self._replace(str(trial.number), run_content(trial, attempt, goals, self._winner()))
+            content = run_content(trial, attempt, self._study.goals, self._winner(), drift)
+            self._replace(str(trial.number), content)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Nothing is ever pending but the winner, who is known last: its run and its rivals' say so now."""
@@ -152,12 +164,12 @@ class MlflowTracker:
             return
         for standing in winner.standings:
             folder = self._directory.trial(standing.trial)
-            if (trial := read_document(folder.record, Trial)) is not None:
-                self.record(trial, shown_attempt(folder, trial))
+            if (trial := read_trial(folder)) is not None:
+                self.record(trial, shown_attempt(folder, trial), self._drifts.get(standing.trial, 1.0))
 
     def _winner(self) -> Winner | None:
         found = read_document(self._directory.winner, Winner) if self._directory else None
-        return found if found is not None and found.goal == self._study.objective else None
+        return found if found is not None and found.goal == self._study.goal.name else None
 
     @property
     def _identity(self) -> str:
@@ -235,14 +247,14 @@ class BackgroundTracker:
     def __init__(self, tracker: Tracker, study_dir: Path) -> None:
         self._tracker = tracker
         self._study_dir = study_dir
-        self._queue: queue.SimpleQueue[tuple[Trial, AttemptDir | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Trial, AttemptDir | None, float] | None] = queue.SimpleQueue()
         self.missed = 0  # trials that could not be recorded
         # A daemon, so that a tracker that never returns cannot keep the process alive after close().
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
-        self._queue.put((trial, attempt))
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
+        self._queue.put((trial, attempt, drift))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait for what is queued; what is not written by then is given up, with a warning."""
@@ -283,16 +295,18 @@ def replay(study_dir: StudyDir, uri: str) -> int:
         raise TrackingError(f"{study_dir.path} is no study directory: it has no {study_dir.record.name}")
     tracker = MlflowTracker(uri, artifact_root(study_dir.path.parent), study, study_dir)
     tracker.open()
-    found = ((folder, read_document(folder.record, Trial)) for folder in study_dir.trials())
-    closed = [(folder, trial) for folder, trial in found if trial is not None and trial.state.is_closed]
+    found = ((folder, read_trial(folder)) for folder in study_dir.trials())
+    known = [(folder, trial) for folder, trial in found if trial is not None]
+    ranking = Ranking([trial for _, trial in known], study.goal)
+    closed = [(folder, trial) for folder, trial in known if trial.state.is_closed]
     for folder, trial in closed:
-        tracker.record(trial, shown_attempt(folder, trial))
+        tracker.record(trial, shown_attempt(folder, trial), ranking.drift(trial))
     return len(closed)
 
 
 def shown_attempt(folder: TrialDir, trial: Trial) -> AttemptDir | None:
-    """The attempt whose files a run shows: the measured one, or else the latest; None: never launched."""
-    return folder.attempt(trial.measured_attempt or trial.attempts) if trial.attempts else None
+    """The directory whose files a run shows; None: the trial was never launched."""
+    return folder.attempt(trial.shown.number) if trial.shown else None
 
 
 def _mlflow() -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sweeps.search.ranking import value_of
-from train_entry.contract import Goal, Measurement, Scalar, StudyRecord, Trial, Winner
+from train_entry.contract import Goal, Measurement, Scalar, StudyRecord, Trial, Winner, undrifted
 from train_entry.contract.study.goals import MAXIMIZED
 
 SPEED = "tokens_per_s_per_gpu"
@@ -21,18 +20,21 @@ def goal_metric(goal: Goal) -> str:
 
 def lead_metrics(study: StudyRecord) -> tuple[str, ...]:
     """Columns that stand first: the goals, the most important first, and the speed in any case."""
-    found = dict.fromkeys(goal_metric(goal) for goal in study.goals or (study.goal,))
+    found = dict.fromkeys(goal_metric(goal) for goal in study.goals)
     speeds = {} if any(name in found for name in MAXIMIZED) else {SPEED: None}
     return tuple(found | speeds)
 
 
-def search_metrics(trial: Trial, goals: Sequence[Goal], winner: Winner | None) -> Iterator[tuple[str, float]]:
+def search_metrics(
+    trial: Trial, goals: Sequence[Goal], winner: Winner | None, drift: float
+) -> Iterator[tuple[str, float]]:
     """Goals without the machine's drift; the cards; what repeats showed, and of the winner its gain."""
     for goal in goals:
-        if goal.name in _OF_THEIR_OWN and (value := value_of(trial, goal)) is not None:
-            yield goal_metric(goal), value
+        if goal.name in _OF_THEIR_OWN and isinstance(trial.outcome, Measurement):
+            value = undrifted(goal, goal.value(trial.outcome), drift)
+            yield from () if value is None else ((goal_metric(goal), value),)
     if isinstance(trial.outcome, Measurement):
-        yield from _machine(trial, trial.outcome)
+        yield from _machine(trial.outcome, drift)
     for standing in winner.standings if winner else ():
         if standing.trial == trial.number:
             yield "confirmed", standing.value
@@ -40,12 +42,12 @@ def search_metrics(trial: Trial, goals: Sequence[Goal], winner: Winner | None) -
             yield "confirmed_high", standing.high
     if winner is not None and winner.trial == trial.number:
         gains = {"gain": winner.gain, "gain_low": winner.gain_low, "gain_high": winner.gain_high}
-        yield from ((f"{name}_over_best_rung", gain) for name, gain in gains.items() if gain is not None)
+        yield from ((f"{name}_over_best_baseline", gain) for name, gain in gains.items() if gain is not None)
 
 
-def _machine(trial: Trial, seen: Measurement) -> Iterator[tuple[str, float]]:
-    if trial.drift != 1.0:
-        yield "drift", trial.drift
+def _machine(seen: Measurement, drift: float) -> Iterator[tuple[str, float]]:
+    if drift != 1.0:
+        yield "drift", drift
     if seen.spared_steps:
         yield "spared_steps", seen.spared_steps
     cards = [rank.health for rank in seen.ranks if rank.health is not None]
@@ -61,8 +63,8 @@ def search_tags(trial: Trial, winner: Winner | None) -> dict[str, Scalar]:
     throttled = sorted({reason for card in cards for reason in card.throttled})
     has_won = winner is not None and winner.trial == trial.number
     return {
-        "rung": trial.rung,
-        "yardstick": "other ranks, for comparison" if trial.is_yardstick else None,
+        "baseline": trial.baseline,
+        "single_gpu": "for comparison only" if trial.is_single_gpu else None,
         "ended": seen.ended.value if seen else None,
         "throttled": " ".join(throttled) or None,
         "winner": "confirmed" if has_won else None,
@@ -71,12 +73,12 @@ def search_tags(trial: Trial, winner: Winner | None) -> dict[str, Scalar]:
 
 
 def _headline(winner: Winner) -> str | None:
-    if winner.rung == winner.trial:
-        return "no trial is better than the best rung, this one"
-    if winner.gain is None or winner.rung is None:
+    if winner.baseline == winner.trial:
+        return "no trial is better than the best baseline, this one"
+    if winner.gain is None or winner.baseline is None:
         return None
     interval = ""
     if winner.gain_low is not None and winner.gain_high is not None:
         interval = f" ({winner.confidence:.0%}: {winner.gain_low:.2f} to {winner.gain_high:.2f})"
     better = "" if winner.goal in MAXIMIZED else " better than"
-    return f"{winner.gain:.2f} times{better} the best rung, trial {winner.rung:04d}{interval}"
+    return f"{winner.gain:.2f} times{better} the best baseline, trial {winner.baseline:04d}{interval}"

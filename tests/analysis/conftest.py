@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.estimates import refused, too_large
-from tests.support.examples import a_measurement, a_plan, a_study_record, a_trial
+from tests.support.examples import (
+    a_measurement,
+    a_plan,
+    a_repeat,
+    a_study_record,
+    a_trial,
+)
 from train_entry.contract import (
     Advice,
     Estimate,
@@ -19,7 +26,9 @@ from train_entry.contract import (
     FailureKind,
     Goal,
     Origin,
+    Outcome,
     Plan,
+    Purpose,
     RankExit,
     Reason,
     Standing,
@@ -38,23 +47,44 @@ def an_advice(overrides: Sequence[str], then: str) -> Advice:
     return Advice(remedy="a_remedy", changes={key: value}, why="3 GiB less", overrides=(*overrides, then))
 
 
+def measured_again(speeds: Mapping[float, float]) -> dict[str, Any]:
+    """What makes a trial the one that shows drift: it closed at 1 s, when the machine had its first speed.
+
+    `speeds`: by the time of a further measurement, the machine's speed then over that first one.
+    """
+    first_s = a_measurement().step_s
+    looks = [
+        a_repeat(Purpose.DRIFT, ended_at=at, outcome=a_measurement(step_s=first_s / speed))
+        for at, speed in speeds.items()
+    ]
+    return {"closed_at": 1.0, "repeats": looks}
+
+
 class StudyBuilder:
     def __init__(self, path: Path) -> None:
         self.directory = StudyDir(path)
         self.study()
 
-    def study(self, objective: str = "tokens_per_s_per_gpu", **changes: Any) -> None:
+    def study(self, **changes: Any) -> None:
         """`changes` replace fields of study.json."""
-        write_atomic(self.directory.record, dump(a_study_record(objective=objective, **changes)))
+        write_atomic(self.directory.record, dump(a_study_record(**changes)))
 
     def seeks(self, *goals: Goal) -> None:
         """The first ranks."""
-        self.study(goals[0].name, goals=goals)
+        self.study(goals=goals)
 
     def trial(self, number: int, state: State, **changes: Any) -> None:
-        """`changes` replace fields of trial.json."""
+        """`changes` replace fields of trial.json, or say what came of it, which has to fit the state."""
         trial = a_trial(number=number, state=state, **changes)
+        assert trial.state is state
         write_atomic(self.directory.trial(number).record, dump(trial))
+
+    def of_first_edition(self, number: int, outcome: Outcome, **changes: Any) -> None:
+        """trial.json of a measured trial as the first edition wrote it, with counts instead of attempts."""
+        trial = json.loads(dump(a_trial(number=number)))
+        del trial["closing"]
+        known = {"state": "measured", "outcome": outcome, "attempts": 1, "measured_attempt": None}
+        write_atomic(self.directory.trial(number).record, dump({**trial, **known, **changes}))
 
     def measured(
         self,
@@ -67,12 +97,16 @@ class StudyBuilder:
         **changes: Any,
     ) -> None:
         """`changes` replace fields of the measurement, `trial` those of trial.json."""
-        known = {"attempts": 1, "gpu_s": gpu_s, "plan": plan or a_plan(), **(trial or {})}
+        known = {"gpu_s": gpu_s, "plan": plan or a_plan(), **(trial or {})}
         self.trial(number, state, outcome=a_measurement(**changes), **known)
 
-    def rung(self, number: int, name: str, speed: float, **changes: Any) -> None:
-        """A trial of the ladder, by its tokens/s/GPU; `changes` replace fields of trial.json."""
-        trial = {"origin": Origin.LADDER, "rung": name, **changes}
+    def reused(self, number: int, twin: int, outcome: Outcome | None = None) -> None:
+        """A trial that shares what another came to."""
+        self.trial(number, State.REUSED, reused_from=twin, outcome=outcome or a_measurement())
+
+    def baseline(self, number: int, name: str, speed: float, **changes: Any) -> None:
+        """A baseline, by its tokens/s/GPU; `changes` replace fields of trial.json."""
+        trial = {"origin": Origin.BASELINE, "baseline": name, **changes}
         self.measured(number, tokens_per_s_per_gpu=speed, tokens_per_s=2 * speed, trial=trial)
 
     def confirmed(self, *values: tuple[int, float], **changes: Any) -> None:
@@ -92,13 +126,14 @@ class StudyBuilder:
         write_atomic(self.directory.trial(number).attempt(attempt).exit(rank), dump(ended))
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
-        self.trial(number, state, outcome=Failure(kind=kind, message=message), attempts=1)
+        """After a launch."""
+        self.trial(number, state, outcome=Failure(kind=kind, message=message))
 
     def estimated(
         self, number: int, estimate: Estimate, *, trial: dict[str, Any] | None = None, **seen: Any
     ) -> None:
         """A measured trial with its estimate; `trial` replaces fields of it, `seen` of the measurement."""
-        changes = {"attempts": 1, "outcome": a_measurement(**seen), "estimate": estimate} | (trial or {})
+        changes = {"outcome": a_measurement(**seen), "estimate": estimate} | (trial or {})
         self.trial(number, State.MEASURED, **changes)
 
     def refused(self, number: int, estimate: Estimate | None = None, **changes: Any) -> None:
@@ -113,7 +148,7 @@ class StudyBuilder:
         """`then` is the override that is advised on top."""
         advice = None if then is None else an_advice(overrides, then)
         outcome = Failure(kind=FailureKind.GPU_OOM, message="full")
-        self.trial(number, State.INFEASIBLE, outcome=outcome, attempts=1, overrides=overrides, advice=advice)
+        self.trial(number, State.INFEASIBLE, outcome=outcome, overrides=overrides, advice=advice)
 
     def losses(
         self, number: int, losses: Sequence[float], *, tokens_per_step: int = 1000, attempt: int = 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from analysis.account import Account, account, account_line
 from analysis.load import load_study
-from tests.support.examples import a_measurement
-from train_entry.contract import Failure, FailureKind, Goal, Purpose, Repeat, State
+from tests.support.examples import a_lost_attempt, a_measurement, a_repeat
+from train_entry.contract import Attempt, AttemptKind, Failure, FailureKind, Goal, Outcome, Purpose, State
 
 if TYPE_CHECKING:
     from tests.analysis.conftest import StudyBuilder
@@ -22,29 +23,51 @@ def found(built: StudyBuilder) -> Account:
     return account(load_study(built.directory))
 
 
-def repeat(attempt: int, purpose: Purpose = Purpose.CONFIRM, outcome: object = None) -> Repeat:
-    return Repeat(attempt=attempt, purpose=purpose, turn=1, outcome=outcome or a_measurement())  # type: ignore[arg-type]
+def repeat(gpu_s: float, purpose: Purpose = Purpose.CONFIRM, outcome: Outcome | None = None) -> Attempt:
+    return a_repeat(purpose, round=1, outcome=outcome or a_measurement(), gpu_s=gpu_s)
+
+
+def of_old(
+    attempt: int, purpose: Purpose = Purpose.CONFIRM, outcome: Outcome | None = None
+) -> dict[str, Any]:
+    """A repeat as the first edition wrote it."""
+    seen = outcome or a_measurement()
+    times = {"started_at": None, "ended_at": None}
+    return {"attempt": attempt, "purpose": purpose, "turn": 1, "outcome": seen, **times}
 
 
 def test_failures_and_what_ran_out_of_memory_are_told_apart(built: StudyBuilder) -> None:
     built.measured(1, gpu_s=100.0)
-    built.trial(2, State.INFEASIBLE, outcome=OOM, attempts=1, gpu_s=30.0)
-    built.trial(3, State.FAILED, outcome=CRASH, attempts=1, gpu_s=50.0)
+    built.trial(2, State.INFEASIBLE, outcome=OOM, gpu_s=30.0)
+    built.trial(3, State.FAILED, outcome=CRASH, gpu_s=50.0)
     known = found(built)
     assert (known.spent_s, known.out_of_memory_s, known.failed_s) == (180.0, 30.0, 50.0)
 
 
 def test_start_up_is_that_of_all_ranks(built: StudyBuilder) -> None:
     built.measured(1, startup_s=7.0)
-    built.trial(2, State.REUSED, reused_from=1, outcome=a_measurement(startup_s=7.0))
+    built.reused(2, 1, a_measurement(startup_s=7.0))
     assert found(built).startup_s == 14.0
 
 
-def test_attempts_are_told_apart_by_how_long_their_processes_lived(built: StudyBuilder) -> None:
-    repeats = (repeat(3), repeat(4, Purpose.DRIFT), repeat(5, outcome=CRASH))
-    built.measured(1, gpu_s=400.0, trial={"attempts": 6, "measured_attempt": 2, "repeats": repeats})
-    record = built.directory.trial(1).record
-    record.write_text(record.read_text().replace('"check_attempt": null', '"check_attempt": 6'))
+def test_attempts_are_told_apart_by_what_they_were_for(built: StudyBuilder) -> None:
+    lost = dataclasses.replace(a_lost_attempt(1), gpu_s=10.0)
+    own = Attempt(number=2, kind=AttemptKind.RETRY, outcome=a_measurement(), gpu_s=100.0)
+    repeats = (repeat(80.0), repeat(60.0, Purpose.DRIFT), repeat(40.0, outcome=CRASH))
+    numbered = [dataclasses.replace(known, number=number) for number, known in enumerate(repeats, 3)]
+    check = Attempt(number=6, kind=AttemptKind.CHECK, outcome=a_measurement(), gpu_s=110.0)
+    built.trial(1, State.MEASURED, attempts=(lost, own, *numbered, check))
+    known = found(built)
+    assert (known.spent_s, known.confirmation_s, known.drift_s, known.check_s) == (400.0, 80.0, 60.0, 110.0)
+    assert known.failed_s == 10.0 + 40.0  # the first attempt was lost, a repeat crashed
+
+
+def test_attempts_of_the_first_edition_are_told_apart_by_how_long_their_processes_lived(
+    built: StudyBuilder,
+) -> None:
+    repeats = (of_old(3), of_old(4, Purpose.DRIFT), of_old(5, outcome=CRASH))
+    attempts = {"attempts": 6, "measured_attempt": 2, "check_attempt": 6, "repeats": repeats}
+    built.of_first_edition(1, a_measurement(), gpu_s=400.0, **attempts)
     for attempt, seconds in enumerate((5.0, 50.0, 40.0, 30.0, 20.0, 55.0), 1):
         built.exit(1, attempt, seconds)
         built.exit(1, attempt, seconds - 1, rank=1)
@@ -54,9 +77,8 @@ def test_attempts_are_told_apart_by_how_long_their_processes_lived(built: StudyB
 
 
 def test_attempts_that_left_no_seconds_share_the_trials_equally(built: StudyBuilder) -> None:
-    built.measured(
-        1, gpu_s=120.0, trial={"attempts": 3, "measured_attempt": 1, "repeats": (repeat(2), repeat(3))}
-    )
+    attempts = {"attempts": 3, "measured_attempt": 1, "repeats": (of_old(2), of_old(3))}
+    built.of_first_edition(1, a_measurement(), gpu_s=120.0, **attempts)
     assert found(built).confirmation_s == 80.0
     built.exit(1, 1, 40.0)
     assert found(built).confirmation_s == 40.0
@@ -64,7 +86,7 @@ def test_attempts_that_left_no_seconds_share_the_trials_equally(built: StudyBuil
 
 def test_the_gate_spares_what_running_out_of_memory_took_elsewhere(built: StudyBuilder) -> None:
     for number, gpu_s in ((1, 30.0), (2, 50.0), (3, 90.0)):
-        built.trial(number, State.INFEASIBLE, outcome=OOM, attempts=1, gpu_s=gpu_s)
+        built.trial(number, State.INFEASIBLE, outcome=OOM, gpu_s=gpu_s)
     for number, fingerprint in ((4, "a"), (5, "a"), (6, "b")):  # the same plan fails once
         built.refused(number, fingerprint=fingerprint)
     assert found(built).gate_s == 2 * 50.0
@@ -78,17 +100,17 @@ def test_where_nothing_ran_out_of_memory_it_spares_a_start(built: StudyBuilder) 
 
 
 def test_reuse_spares_the_twins_own_measurement_without_its_repeats(built: StudyBuilder) -> None:
-    built.measured(1, gpu_s=90.0, trial={"attempts": 2, "measured_attempt": 1, "repeats": (repeat(2),)})
-    built.trial(2, State.REUSED, reused_from=1)
-    built.trial(3, State.REUSED, reused_from=99)
+    built.measured(1, gpu_s=45.0, trial={"repeats": (repeat(45.0),)})
+    built.reused(2, 1)
+    built.reused(3, 99)
     assert found(built).reuse_s == 45.0
 
 
 def test_an_early_end_spares_steps_of_all_ranks(built: StudyBuilder) -> None:
-    again = repeat(2, outcome=a_measurement(spared_steps=4, step_s=0.25))
-    built.measured(1, spared_steps=10, step_s=0.5, trial={"attempts": 2, "repeats": (again,)})
+    again = repeat(20.0, outcome=a_measurement(spared_steps=4, step_s=0.25))
+    built.measured(1, spared_steps=10, step_s=0.5, trial={"repeats": (again,)})
     built.measured(2, state=State.STOPPED, spared_steps=16, step_s=1.0)
-    built.trial(3, State.REUSED, reused_from=1, outcome=a_measurement(spared_steps=10, step_s=0.5))
+    built.reused(3, 1, a_measurement(spared_steps=10, step_s=0.5))
     assert found(built).early_s == 2 * (10 * 0.5 + 4 * 0.25 + 16 * 1.0)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from analysis.load import load_study
 from analysis.table import show
 from analysis.trial import show_trial
-from train_entry.contract import FailureKind, State, Trial, read_document
+from train_entry.contract import FailureKind, read_trial
 
 if TYPE_CHECKING:
     from tests.analysis.conftest import StudyBuilder
@@ -22,7 +22,7 @@ def advised(built: StudyBuilder, *, everything: bool = False) -> list[str]:
 
 
 def shown_alone(built: StudyBuilder, number: int) -> str:
-    trial = read_document(built.directory.trial(number).record, Trial)
+    trial = read_trial(built.directory.trial(number))
     assert trial is not None
     stream = io.StringIO()
     show_trial(trial, load_study(built.directory).rows[-1], stream)
@@ -47,7 +47,7 @@ def test_a_few_are_enough_unless_everything_is_asked_for(built: StudyBuilder) ->
 
 def test_advice_that_a_trial_of_the_study_has_followed_is_not_given_again(built: StudyBuilder) -> None:
     built.out_of_memory(1, "seed=0", then="micro_batch=4")
-    built.trial(2, State.MEASURED, overrides=("micro_batch=4", "seed=0"))
+    built.measured(2, trial={"overrides": ("micro_batch=4", "seed=0")})
     assert advised(built) == []
 
 

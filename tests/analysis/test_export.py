@@ -13,7 +13,14 @@ from analysis.__main__ import main
 from analysis.export import VERSION, export_lines
 from analysis.load import load_study
 from tests.support.estimates import an_estimate
-from tests.support.examples import a_measurement, a_model, a_plan, a_rank_measurement, a_trial_spec
+from tests.support.examples import (
+    a_measurement,
+    a_model,
+    a_plan,
+    a_rank_measurement,
+    a_repeat,
+    a_trial_spec,
+)
 from train_entry.contract import (
     Failure,
     FailureKind,
@@ -22,7 +29,6 @@ from train_entry.contract import (
     Phase,
     Plan,
     Purpose,
-    Repeat,
     State,
     StepMetrics,
     append_line,
@@ -60,7 +66,7 @@ def stream(
 
 def test_the_first_line_is_about_the_study(built: StudyBuilder) -> None:
     goals = (Goal(name="time_to_tokens", tokens=1e9), Goal(name="peak_bytes"))
-    built.study("time_to_tokens", goals=goals, versions={"device": "NVIDIA H200", "torch": "2.9"})
+    built.study(goals=goals, versions={"device": "NVIDIA H200", "torch": "2.9"})
     (header,) = lines(built)
     assert (header["table"], header["study"], header["device"]) == (VERSION, "demo", "NVIDIA H200")
     assert load(ModelShape, json.dumps(header["model"])) == a_model()
@@ -71,9 +77,9 @@ def test_the_first_line_is_about_the_study(built: StudyBuilder) -> None:
 def test_a_measured_trial_has_its_plan_and_every_step(built: StudyBuilder) -> None:
     plan = a_plan(micro_batch=8)
     seen = (a_rank_measurement(rank=1, step_s=(9.0, 9.0)), a_rank_measurement(rank=0, step_s=(0.5, 0.6)))
-    built.measured(3, plan=plan, ranks=seen, trial={"fingerprint": "f00d", "estimate": an_estimate()})
+    known = {"fingerprint": "f00d", "estimate": an_estimate()}
+    built.measured(3, gpu_s=66.0, plan=plan, ranks=seen, trial=known)
     stream(built, 3, [2.0, 1.0], [0.5, 0.6], [0.7])
-    built.exit(3, 1, 33.0)
     (row,) = rows(built)
     assert load(Plan, json.dumps(row["plan"])) == plan
     assert (row["number"], row["fingerprint"], row["strategy"]) == (3, "f00d", "zero2")
@@ -98,9 +104,14 @@ def test_without_ranks_and_stream_the_median_is_the_only_step(built: StudyBuilde
 
 
 def test_failures_say_of_which_kind_and_how_far_they_came(built: StudyBuilder) -> None:
-    for number, kind in enumerate((FailureKind.GPU_OOM, FailureKind.HOST_OOM, FailureKind.HUNG), 1):
+    kinds = {
+        FailureKind.GPU_OOM: State.INFEASIBLE,
+        FailureKind.HOST_OOM: State.INFEASIBLE,
+        FailureKind.HUNG: State.FAILED,
+    }
+    for number, (kind, state) in enumerate(kinds.items(), 1):
         failure = Failure(kind=kind, message="why", phase=Phase.FIRST_STEP)
-        built.trial(number, State.FAILED, outcome=failure, attempts=1, gpu_s=20.0)
+        built.trial(number, state, outcome=failure, gpu_s=20.0)
     stream(built, 3, [2.0], [0.5], [])
     found = rows(built)
     assert [(row["outcome"], row["kind"]) for row in found] == [
@@ -115,10 +126,10 @@ def test_failures_say_of_which_kind_and_how_far_they_came(built: StudyBuilder) -
 
 def test_only_trials_that_ran_to_an_end_have_a_line(built: StudyBuilder) -> None:
     built.measured(1)
-    built.trial(2, State.REUSED, reused_from=1, outcome=a_measurement())
+    built.reused(2, 1)
     built.refused(3)
     built.rejected(4, "no")
-    built.trial(5, State.RUNNING, attempts=1)
+    built.trial(5, State.RUNNING)
     built.measured(6, state=State.STOPPED)
     assert [(row["number"], row["state"]) for row in rows(built)] == [(1, "measured"), (6, "stopped")]
 
@@ -140,10 +151,9 @@ def test_limits_and_the_length_of_the_measurement_are_read_from_what_the_job_was
 
 def test_repeats_stand_beside_the_trial_that_they_are_of(built: StudyBuilder) -> None:
     seen = a_measurement(ranks=(a_rank_measurement(step_s=(0.4, 0.5)),))
-    ended = Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1, outcome=seen)
-    running = Repeat(attempt=3, purpose=Purpose.DRIFT, turn=0)
-    built.measured(1, trial={"attempts": 3, "measured_attempt": 1, "repeats": (ended, running)})
-    built.exit(1, 2, 21.0)
+    ended = a_repeat(Purpose.CONFIRM, round=1, outcome=seen, gpu_s=42.0)
+    running = a_repeat(Purpose.DRIFT)
+    built.measured(1, trial={"repeats": (ended, running)})
     (repeat,) = rows(built)[0]["repeats"]
     assert (repeat["attempt"], repeat["purpose"], repeat["turn"]) == (2, "confirm", 1)
     assert (repeat["step_s"], repeat["seconds"], repeat["outcome"]) == ([0.4, 0.5], 21.0, "ok")

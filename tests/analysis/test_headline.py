@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analysis.headline import headline
 from analysis.load import load_study
+from tests.analysis.conftest import StudyBuilder, measured_again
 from tests.support.examples import a_plan
 from train_entry.contract import Goal, Standing, State
-
-if TYPE_CHECKING:
-    from tests.analysis.conftest import StudyBuilder
 
 ONCE = " (each measured once, not confirmed)"
 
@@ -19,48 +15,48 @@ def said(built: StudyBuilder) -> list[str]:
     return headline(load_study(built.directory))
 
 
-def test_a_study_without_ladder_and_confirmation_has_none(built: StudyBuilder) -> None:
+def test_a_study_without_baselines_and_confirmation_has_none(built: StudyBuilder) -> None:
     assert said(built) == []
     built.measured(1)
     assert said(built) == []
 
 
 def test_what_was_measured_once_is_said_to_be_unconfirmed(built: StudyBuilder) -> None:
-    built.rung(1, "ddp", 300.0)
-    built.rung(2, "zero1", 400.0)
+    built.baseline(1, "ddp", 300.0)
+    built.baseline(2, "zero1", 400.0)
     built.measured(3, tokens_per_s_per_gpu=500.0)
-    assert said(built) == [f"best against the best rung: 1.25 times trial 0002 zero2{ONCE}"]
+    assert said(built) == [f"best against the best baseline: 1.25 times trial 0002 zero2{ONCE}"]
 
 
 def test_a_search_that_found_nothing_better_says_so(built: StudyBuilder) -> None:
-    built.rung(1, "ddp", 300.0)
+    built.baseline(1, "ddp", 300.0)
     built.measured(3, tokens_per_s_per_gpu=200.0)
     assert said(built) == [
-        f"best against the best rung: none is better than that rung, trial 0001 zero2{ONCE}"
+        f"best against the best baseline: none is better than that baseline, trial 0001 zero2{ONCE}"
     ]
 
 
 def test_a_shorter_time_is_a_gain(built: StudyBuilder) -> None:
     built.seeks(Goal(name="time_to_tokens", tokens=1e9))
-    built.rung(1, "ddp", 400.0)
+    built.baseline(1, "ddp", 400.0)
     built.measured(3, tokens_per_s=1000.0)
-    assert said(built) == [f"best against the best rung: 1.25 times better than trial 0001 zero2{ONCE}"]
+    assert said(built) == [f"best against the best baseline: 1.25 times better than trial 0001 zero2{ONCE}"]
 
 
 def test_a_gain_is_free_of_the_machines_drift(built: StudyBuilder) -> None:
-    built.rung(1, "ddp", 400.0)
-    built.measured(3, tokens_per_s_per_gpu=400.0, trial={"drift": 0.8})
-    assert said(built)[0].startswith("best against the best rung: 1.25 times trial 0001")
+    built.baseline(1, "ddp", 400.0, **measured_again({50.0: 0.8}))
+    built.measured(3, tokens_per_s_per_gpu=400.0, trial={"closed_at": 60.0})
+    assert said(built)[0].startswith("best against the best baseline: 1.25 times trial 0001")
 
 
 def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
-    built.rung(3, "zero1", 33_000.0)
+    built.baseline(3, "zero1", 33_000.0)
     built.measured(7, tokens_per_s_per_gpu=41_000.0)
     standing = Standing(trial=7, value=41_230.0, low=41_100.0, high=41_360.0, repeats=3)
-    gains = {"rung": 3, "gain": 1.234, "gain_low": 1.21, "gain_high": 1.25}
+    gains = {"baseline": 3, "gain": 1.234, "gain_low": 1.21, "gain_high": 1.25}
     built.confirmed((7, 41_230.0), standings=(standing,), noise=0.0031, **gains)
     assert said(built) == [
-        "best against the best rung: 1.23 times trial 0003 zero2 (95%: 1.21 to 1.25)",
+        "best against the best baseline: 1.23 times trial 0003 zero2 (95%: 1.21 to 1.25)",
         "confirmed: trial 0007 at 41,230 tokens/s/GPU (95%: 41,100 to 41,360; 3 repeats)",
         "noise: one measurement in fresh processes varies by 0.31% (standard deviation)",
     ]
@@ -114,10 +110,10 @@ def test_a_winner_that_cannot_be_read_is_a_warning(built: StudyBuilder) -> None:
     assert warning.startswith(f"{built.directory.winner}: ")
 
 
-def test_scaling_is_against_the_yardstick_of_fewest_ranks(built: StudyBuilder) -> None:
+def test_scaling_is_against_the_single_gpu_baseline_of_fewest_ranks(built: StudyBuilder) -> None:
     for number, ranks, speed in ((1, 1, 1000.0), (2, 1, 900.0), (3, 2, 5000.0)):
         plan = a_plan(ranks=ranks)
-        built.measured(number, plan=plan, tokens_per_s_per_gpu=speed, trial={"is_yardstick": True})
+        built.measured(number, plan=plan, tokens_per_s_per_gpu=speed, trial={"is_single_gpu": True})
     built.measured(4, plan=a_plan(ranks=8), tokens_per_s_per_gpu=870.0)
     assert said(built) == [
         "scaling efficiency: 87.0%, the tokens/s/GPU of trial 0004 on 8 ranks over those of "

@@ -8,7 +8,8 @@ import pytest
 
 from analysis.load import StudyUnreadable, load_study
 from tests.support.estimates import an_estimate
-from train_entry.contract import FailureKind, Origin, Reason, State, StudyDir
+from tests.support.examples import a_measurement, a_repeat
+from train_entry.contract import Failure, FailureKind, Goal, Origin, Reason, State, StudyDir
 
 if TYPE_CHECKING:
     from tests.analysis.conftest import StudyBuilder
@@ -41,7 +42,7 @@ def test_losses_are_compared_at_the_tokens_that_every_measured_trial_reached(bui
 def test_a_trial_that_was_not_measured_does_not_lower_the_tokens_of_the_others(built: StudyBuilder) -> None:
     built.measured(0)
     built.losses(0, [4.0] * 8)
-    built.trial(1, State.STOPPED, attempts=1)
+    built.measured(1, state=State.STOPPED)
     built.losses(1, [3.0] * 2)
     built.measured(2, state=State.SUSPECT)
     built.losses(2, [2.0] * 3)
@@ -51,10 +52,8 @@ def test_a_trial_that_was_not_measured_does_not_lower_the_tokens_of_the_others(b
 
 
 def test_the_latest_attempt_that_has_a_stream_gives_the_loss(built: StudyBuilder) -> None:
-    built.measured(0)
+    built.of_first_edition(0, a_measurement(), attempts=3)  # which of them was measured it does not say
     (before,) = load_study(built.directory).rows
-    record = built.directory.trial(0).record
-    record.write_text(record.read_text().replace('"attempts": 1', '"attempts": 3'))
     built.losses(0, [9.0, 9.0], attempt=1)
     built.losses(0, [3.0, 5.0], attempt=2)  # the third attempt wrote nothing
     (after,) = load_study(built.directory).rows
@@ -62,10 +61,8 @@ def test_the_latest_attempt_that_has_a_stream_gives_the_loss(built: StudyBuilder
 
 
 def test_a_later_attempt_that_was_not_the_one_measured_does_not_count(built: StudyBuilder) -> None:
-    built.measured(0)
-    record = built.directory.trial(0).record
-    text = record.read_text().replace('"attempts": 1', '"attempts": 2')
-    record.write_text(text.replace('"measured_attempt": null', '"measured_attempt": 1'))
+    crash = Failure(kind=FailureKind.CRASHED, message="boom")
+    built.measured(0, trial={"repeats": (a_repeat(outcome=crash),)})
     built.losses(0, [3.0, 5.0], attempt=1)
     built.losses(0, [9.0], attempt=2)  # a repeat that failed at once
     study = load_study(built.directory)
@@ -94,17 +91,17 @@ def test_a_torn_line_of_a_stream_is_skipped(built: StudyBuilder) -> None:
 def test_a_reused_trial_shows_the_numbers_of_its_source_and_its_own_cost(built: StudyBuilder) -> None:
     built.measured(0, tokens_per_s=111.0, peak_bytes=222, step_s=3.5)
     built.losses(0, [4.0, 2.0])
-    built.trial(1, State.REUSED, reused_from=0)
-    built.trial(2, State.REUSED, reused_from=1)
+    built.reused(1, 0)
+    built.reused(2, 1)
     for row in load_study(built.directory).rows[1:]:
         assert (row.state, row.tokens_per_s, row.peak_bytes, row.step_s) == (State.REUSED, 111.0, 222, 3.5)
         assert (row.loss, row.gpu_s) == (3.0, 0.0)
 
 
 def test_trials_that_reuse_each_other_or_nothing_are_read_without_numbers(built: StudyBuilder) -> None:
-    built.trial(1, State.REUSED, reused_from=2)
-    built.trial(2, State.REUSED, reused_from=1)
-    built.trial(3, State.REUSED, reused_from=99)
+    full = Failure(kind=FailureKind.GPU_OOM, message="full")
+    for number, twin in ((1, 2), (2, 1), (3, 99)):
+        built.reused(number, twin, full)
     assert [row.tokens_per_s for row in load_study(built.directory).rows] == [None, None, None]
 
 
@@ -165,7 +162,7 @@ def test_what_is_not_finite_has_no_objective(built: StudyBuilder) -> None:
 
 
 def test_an_objective_that_no_measurement_has_is_a_warning(built: StudyBuilder) -> None:
-    built.study(objective="speed")
+    built.seeks(Goal(name="speed"))
     built.measured(0)
     study = load_study(built.directory)
     assert study.rows[0].objective is None
@@ -204,5 +201,5 @@ def test_a_trial_keeps_its_own_estimate_and_is_at_hand_as_it_is_on_record(built:
 
 def test_a_trial_that_ran_out_of_memory_was_not_refused(built: StudyBuilder) -> None:
     built.out_of_memory(0)
-    built.trial(1, State.REUSED, reused_from=0)
+    built.reused(1, 0, Failure(kind=FailureKind.GPU_OOM, message="full"))
     assert [row.is_refused for row in load_study(built.directory).rows] == [False, False]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analysis.load import load_study
 from analysis.machine import machine_lines
-from tests.support.examples import a_measurement, a_rank_measurement
-from train_entry.contract import DeviceHealth, Purpose, Repeat, State
-
-if TYPE_CHECKING:
-    from tests.analysis.conftest import StudyBuilder
-
-LOOK = Repeat(attempt=2, purpose=Purpose.DRIFT, turn=0, outcome=a_measurement())
+from tests.analysis.conftest import StudyBuilder, measured_again
+from tests.support.examples import a_rank_measurement
+from train_entry.contract import DeviceHealth, State
 
 
 def said(built: StudyBuilder, *, everything: bool = False) -> list[str]:
@@ -20,7 +14,12 @@ def said(built: StudyBuilder, *, everything: bool = False) -> list[str]:
 
 
 def hot(
-    built: StudyBuilder, number: int, *reasons: str, clock_mhz: int = 1500, temperature_c: int = 80
+    built: StudyBuilder,
+    number: int,
+    *reasons: str,
+    state: State = State.MEASURED,
+    clock_mhz: int = 1500,
+    temperature_c: int = 80,
 ) -> None:
     cool = DeviceHealth(clock_mhz=1980, max_clock_mhz=1980, temperature_c=60, power_w=500.0, throttled=())
     card = DeviceHealth(
@@ -31,7 +30,7 @@ def hot(
         throttled=reasons,
     )
     ranks = tuple(a_rank_measurement(rank=rank, health=health) for rank, health in enumerate((cool, card)))
-    built.measured(number, ranks=ranks)
+    built.measured(number, state=state, ranks=ranks)
 
 
 def test_a_steady_machine_with_cool_cards_is_not_spoken_of(built: StudyBuilder) -> None:
@@ -41,10 +40,9 @@ def test_a_steady_machine_with_cool_cards_is_not_spoken_of(built: StudyBuilder) 
 
 
 def test_drift_that_lasts_says_since_when_and_how_it_was_seen(built: StudyBuilder) -> None:
-    built.measured(1, trial={"repeats": (LOOK,), "attempts": 2})
-    built.measured(2)
-    for number in (12, 13):
-        built.measured(number, trial={"drift": 0.969})
+    built.measured(1, trial=measured_again({12.0: 0.969}))
+    for number, closed_at in ((2, 1.0), (12, 12.0), (13, 13.0)):
+        built.measured(number, trial={"closed_at": closed_at})
     built.trial(14, State.RUNNING)
     assert said(built) == [
         "drift: the machine was 3.1% slower from trial 0012 on, by trial 0001 measured again; "
@@ -53,19 +51,19 @@ def test_drift_that_lasts_says_since_when_and_how_it_was_seen(built: StudyBuilde
 
 
 def test_drift_that_passed_says_for_which_trials_and_in_what_range(built: StudyBuilder) -> None:
-    for number, drift in ((1, 1.0), (2, 0.99), (3, 1.02), (4, 1.0)):
-        built.measured(number, trial={"drift": drift})
-    assert said(built) == [
-        "drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003; ranking corrected"
-    ]
-    built.measured(3)
-    assert said(built) == ["drift: the machine was 1.0% slower for trial 0002; ranking corrected"]
+    built.measured(1, trial=measured_again({2.0: 0.99, 3.0: 1.02, 4.0: 1.0}))
+    for number in (2, 3, 4):
+        built.measured(number, trial={"closed_at": float(number)})
+    by = "by trial 0001 measured again; ranking corrected"
+    assert said(built) == [f"drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003, {by}"]
+    built.measured(3, trial={"closed_at": 4.0})
+    assert said(built) == [f"drift: the machine was 1.0% slower for trial 0002, {by}"]
 
 
 def test_cards_that_were_slowed_are_grouped_by_the_reason(built: StudyBuilder) -> None:
     hot(built, 1, "sw_power_cap", clock_mhz=1700, temperature_c=71)
     hot(built, 2, "sw_power_cap", clock_mhz=1600, temperature_c=69)
-    hot(built, 3, "hw_thermal_slowdown", "sw_power_cap", temperature_c=91)
+    hot(built, 3, "hw_thermal_slowdown", "sw_power_cap", state=State.SUSPECT, temperature_c=91)
     assert said(built) == [
         "cards slowed by sw_power_cap: trial 0001, 0002; down to 1,600 of 1,980 MHz, up to 71 °C",
         "cards slowed by hw_thermal_slowdown and sw_power_cap: trial 0003; down to 1,500 of 1,980 MHz, "

@@ -91,9 +91,9 @@ def test_the_best_row_stands_out_and_only_trials_that_can_win_have_a_rank(built:
 
 def test_the_state_tells_why_a_trial_failed_and_whose_numbers_it_shows(built: StudyBuilder) -> None:
     built.measured(0)
-    built.trial(1, State.REUSED, reused_from=0)
+    built.reused(1, 0)
     built.failed(2, FailureKind.GPU_OOM, "rank 1 needs 9 GiB more", State.INFEASIBLE)
-    built.failed(3, FailureKind.INFEASIBLE, "needs 90 of 80 GiB", State.INFEASIBLE)
+    built.refused(3)
     built.failed(4, FailureKind.HUNG, "silent for 60 s")
     states = [row["state"] for row in cells(built)]
     assert states == ["measured", "reused 0000", "infeasible gpu_oom", "infeasible estimated", "failed hung"]
@@ -126,9 +126,7 @@ def test_gpu_time_is_in_hours_once_a_trial_took_one(built: StudyBuilder) -> None
 
 
 def test_a_timing_taken_beside_another_trial_is_marked(built: StudyBuilder) -> None:
-    built.measured(0)
-    record = built.directory.trial(0).record
-    record.write_text(record.read_text().replace('"shared": false', '"shared": true'))
+    built.measured(0, trial={"is_shared": True})
     assert cells(built)[0]["state"] == "measured*"
     assert "* another trial ran on the same node meanwhile" in shown(built)
 
@@ -223,9 +221,9 @@ def test_csv_is_in_the_order_of_the_table(built: StudyBuilder) -> None:
 
 
 def test_csv_leaves_blank_what_is_not_known(built: StudyBuilder) -> None:
-    built.failed(0, FailureKind.GPU_OOM, "full")
+    built.failed(0, FailureKind.HUNG, "silent for 60 s")
     (row,) = csv_rows(built)
-    assert (row["state"], row["failure"]) == ("failed", "gpu_oom")
+    assert (row["state"], row["failure"]) == ("failed", "hung")
     assert [row[name] for name in ("tokens_per_s", "tokens_per_s_per_gpu", "step_s", "loss")] == [""] * 4
 
 

@@ -1,21 +1,18 @@
-"""The table of a search: goals, the ladder, yardsticks, repeats, drift; on a terminal and as CSV."""
+"""The table of a search: goals, baselines, repeats, drift; on a terminal and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.table import Table
 
 from analysis.load import load_study
 from analysis.table import render, show, write_csv
-from tests.support.examples import a_measurement, a_plan, a_rank_measurement
-from train_entry.contract import DeviceHealth, Goal, Origin, Purpose, Repeat, State, TimingEnd
-
-if TYPE_CHECKING:
-    from tests.analysis.conftest import StudyBuilder
+from tests.analysis.conftest import StudyBuilder, measured_again
+from tests.support.examples import a_measurement, a_plan, a_rank_measurement, a_repeat
+from train_entry.contract import DeviceHealth, Goal, Origin, State, TimingEnd
 
 HOUR_OF_TOKENS = 24_690.0 * 3600  # at the example's speed
 TIME = Goal(name="time_to_tokens", tokens=HOUR_OF_TOKENS)
@@ -45,10 +42,6 @@ def headers(built: StudyBuilder, *, narrow: bool = False) -> list[str]:
 
 def csv_rows(built: StudyBuilder) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(write_csv(load_study(built.directory)).read_text())))
-
-
-def confirmation(attempt: int) -> Repeat:
-    return Repeat(attempt=attempt, purpose=Purpose.CONFIRM, turn=1, outcome=a_measurement())
 
 
 # ---------------------------------------------------------------- goals
@@ -114,15 +107,15 @@ def test_one_goal_has_no_front(built: StudyBuilder) -> None:
 # ---------------------------------------------------------------- where trials come from
 
 
-def test_trials_of_the_ladder_and_remedies_are_marked_where_there_is_room(built: StudyBuilder) -> None:
-    built.rung(1, "zero2 x4", 500.0)
+def test_trials_of_the_baselines_and_remedies_are_marked_where_there_is_room(built: StudyBuilder) -> None:
+    built.baseline(1, "zero2 x4", 500.0)
     built.measured(2, trial={"origin": Origin.REMEDY, "parent": 1}, tokens_per_s_per_gpu=400.0)
     built.measured(3, trial={"origin": Origin.PRIOR}, tokens_per_s_per_gpu=300.0)
     built.measured(4, tokens_per_s_per_gpu=200.0)
-    assert cells(built, "from") == ["ladder: zero2 x4", "remedy of 0001", "prior", "sampler"]
+    assert cells(built, "from") == ["baseline", "remedy of 0001", "prior", "sampler"]
     assert "from" not in headers(built, narrow=True)
     first, second, *_ = csv_rows(built)
-    assert (first["origin"], first["rung"]) == ("ladder", "zero2 x4")
+    assert (first["origin"], first["rung"]) == ("baseline", "zero2 x4")
     assert (second["origin"], second["parent"]) == ("remedy", "1")
 
 
@@ -131,17 +124,19 @@ def test_a_study_of_the_samplers_trials_alone_has_no_such_column(built: StudyBui
     assert "from" not in headers(built)
 
 
-def test_a_yardstick_stands_behind_those_measured_and_cannot_win(built: StudyBuilder) -> None:
-    alone = {"origin": Origin.LADDER, "rung": "one GPU", "is_yardstick": True}
+def test_a_single_gpu_baseline_stands_behind_those_measured_and_cannot_win(built: StudyBuilder) -> None:
+    alone = {"origin": Origin.BASELINE, "baseline": "one GPU", "is_single_gpu": True}
     built.measured(1, tokens_per_s_per_gpu=90_000.0, plan=a_plan(ranks=1), trial=alone)
     built.measured(2)
     assert list(zip(cells(built, "#"), cells(built, "state"), strict=True)) == [
         ("1", "measured"),
-        ("", "measured yardstick"),
+        ("", "measured single-GPU baseline"),
     ]
     assert [row.style for row in drawn(built).rows] == ["bold green", "dim"]
     assert "best is trial 0002: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
-    assert "a yardstick ran on other ranks, to see how plans scale: it cannot win" in "\n".join(shown(built))
+    assert "a single-GPU baseline ran on other ranks, to see how plans scale: it cannot win" in "\n".join(
+        shown(built)
+    )
 
 
 # ---------------------------------------------------------------- how trials were timed
@@ -181,8 +176,9 @@ def test_a_trial_that_was_stopped_has_numbers_but_no_rank(built: StudyBuilder) -
 
 
 def test_speeds_of_a_slower_machine_are_shown_corrected_and_marked(built: StudyBuilder) -> None:
-    built.measured(1)
-    built.measured(2, tokens_per_s=24_000.0, tokens_per_s_per_gpu=12_000.0, trial={"drift": 0.96})
+    built.measured(1, trial=measured_again({50.0: 0.96}))
+    later = {"closed_at": 60.0}
+    built.measured(2, tokens_per_s=24_000.0, tokens_per_s_per_gpu=12_000.0, trial=later)
     assert cells(built, "trial") == ["0002", "0001"]
     assert cells(built, "state") == ["measured^", "measured"]
     assert cells(built, "tokens/s /GPU") == ["12,500", "12,345"]
@@ -198,7 +194,7 @@ def test_speeds_of_a_slower_machine_are_shown_corrected_and_marked(built: StudyB
 
 
 def test_the_confirmed_winner_is_on_top_with_the_mean_of_its_repeats(built: StudyBuilder) -> None:
-    again = {"repeats": (confirmation(2), confirmation(3)), "attempts": 3}
+    again = {"repeats": [a_repeat(round=1, outcome=a_measurement())] * 2}
     built.measured(1, tokens_per_s_per_gpu=500.0, trial=again)
     built.measured(2, tokens_per_s_per_gpu=510.0, trial=again)
     built.measured(3, tokens_per_s_per_gpu=505.0)
@@ -225,7 +221,7 @@ def test_repeats_are_in_the_unit_of_their_goals_column(built: StudyBuilder) -> N
 
 
 def test_a_narrow_terminal_does_not_explain_columns_it_has_not(built: StudyBuilder) -> None:
-    built.rung(1, "ddp", 500.0)
+    built.baseline(1, "ddp", 500.0)
     built.confirmed((1, 503.0))
     wide, narrow = (str(drawn(built, narrow=is_narrow).caption) for is_narrow in (False, True))
     assert "again is the mean of repeats" in wide
@@ -238,9 +234,9 @@ def test_the_headline_stands_above_a_table_of_any_width(
     built: StudyBuilder, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    built.rung(1, "ddp", 400.0)
+    built.baseline(1, "ddp", 400.0)
     built.measured(2, tokens_per_s_per_gpu=500.0)
     assert shown(built)[:2] == [
         "study demo: tiny, by tokens_per_s_per_gpu",
-        "best against the best rung: 1.25 times trial 0001 zero2 (each measured once, not confirmed)",
+        "best against the best baseline: 1.25 times trial 0001 zero2 (each measured once, not confirmed)",
     ]

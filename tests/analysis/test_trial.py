@@ -5,11 +5,22 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from analysis.row import Cards, TrialRow
+from analysis.row import CardHealth, TrialRow
 from analysis.trial import show_trial
 from tests.support.estimates import a_refused_trial, an_estimate, too_large
 from tests.support.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement
-from train_entry.contract import Elapsed, Estimate, Fit, MemoryKind, Origin, StepSplit, TimingEnd, Trial
+from train_entry.contract import (
+    Attempt,
+    AttemptKind,
+    Elapsed,
+    Estimate,
+    Fit,
+    MemoryKind,
+    Origin,
+    StepSplit,
+    TimingEnd,
+    Trial,
+)
 
 
 def shown(**changes: Any) -> str:
@@ -123,7 +134,7 @@ def test_what_was_expected_stands_below_what_was_measured_with_the_error() -> No
 
 
 def test_a_step_that_was_timed_beside_another_trial_is_not_compared() -> None:
-    line, _ = expected(measured_after(an_estimate(), shared=True))
+    line, _ = expected(measured_after(an_estimate(), is_shared=True))
     assert line == "expected        peak 3.30 GiB (+10.0%), step 300.0 ms, from formulas alone"
 
 
@@ -166,7 +177,7 @@ def test_an_early_end_of_timing_says_why_and_what_it_spared() -> None:
 
 
 def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
-    cards = Cards(
+    cards = CardHealth(
         throttled=("sw_power_cap",), clock_mhz=1410, max_clock_mhz=1980, temperature_c=87, power_w=640.4
     )
     text = alone({"cards": cards})
@@ -175,14 +186,16 @@ def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
     assert "cards" not in alone()
 
 
-def test_a_trial_of_the_ladder_says_so() -> None:
-    rung = {"origin": Origin.LADDER, "rung": "zero2 x4"}
-    assert alone(rung).startswith("trial 1, zero2: measured (ladder: zero2 x4)\n")
+def test_a_trial_of_the_baselines_says_so() -> None:
+    baseline = {"origin": Origin.BASELINE, "baseline": "zero2 x4"}
+    assert alone(baseline).startswith("trial 1, zero2: measured (baseline)\n")
 
 
 def test_a_trial_of_a_scheduler_says_where_its_time_went() -> None:
     seen = a_measurement(ranks=(a_rank_measurement(),))
-    trial = a_measured_trial(outcome=seen, elapsed=Elapsed(queue_s=61.0, startup_s=32.0, run_s=18.0))
+    elapsed = Elapsed(queue_s=61.0, startup_s=32.0, run_s=18.0)
+    attempt = Attempt(number=1, kind=AttemptKind.FIRST, outcome=seen, elapsed=elapsed)
+    trial = a_measured_trial(attempts=(attempt,))
     row = TrialRow(number=1, state=trial.state, origin=trial.origin, strategy="zero2")
     stream = io.StringIO()
     show_trial(trial, row, stream)

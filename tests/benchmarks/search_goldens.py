@@ -24,7 +24,7 @@ GOLDENS = DATA / "goldens" / "search.jsonl"
 SEEDS = {
     "shardsweep": 20,
     "  with the GP": 3,
-    "  without the ladder": 5,
+    "  without the baselines": 5,
     "  without the prior": 5,
     "  unconfirmed": 3,
     "  sampler and gate alone": 5,

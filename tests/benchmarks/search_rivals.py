@@ -121,7 +121,7 @@ def at_random(table: Table, buyer: Buyer) -> None:
 
 def whole_grid(table: Table, buyer: Buyer) -> None:
     """Every legal point, in order."""
-    for point in table.space.points(table.matters):
+    for point in table.space.points(table.is_active):
         if (row := table.find(point)) is not None:
             buyer.buy(row)
     buyer.course.announced = buyer.best[1] if buyer.best else None
@@ -154,7 +154,7 @@ def plain_optuna(
 
 def _ask_and_tell(study: optuna.Study, table: Table, buyer: Buyer, failure: float | None) -> None:
     trial = study.ask()
-    point = table.space.build(lambda dimension: _suggest(trial, dimension), table.matters)
+    point = table.space.build(lambda dimension: _suggest(trial, dimension), table.is_active)
     row = table.find(point)
     value = buyer.buy(row) if row else None
     value = failure if value is None else value

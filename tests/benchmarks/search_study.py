@@ -18,11 +18,11 @@ from sweeps.config.schema import (
     SearchConfig,
     SweepConfig,
 )
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
-from sweeps.search.gate import Admission
-from sweeps.search.proposer import make_director, rules_for
-from sweeps.search.sampler import Searcher
+from sweeps.search.gate import Gate
+from sweeps.search.proposer import make_proposer, rules_for
+from sweeps.search.sampler import Sampler
 from sweeps.study.ledger import Ledger
 from sweeps.study.limits import Limits, StopReason
 from sweeps.study.loop import StudyLoop
@@ -53,7 +53,7 @@ class Ours:
     """
 
     sampler: str = "tpe"
-    ladder: bool = True
+    baselines: bool = True
     prior: int = 5
     dominance: bool = True
     gate: bool = True
@@ -70,7 +70,7 @@ class Ours:
             gate=GateConfig(enabled=self.gate),
             search=SearchConfig(
                 sampler=self.sampler,
-                ladder=self.ladder,
+                baselines=self.baselines,
                 prior=self.prior,
                 dominance=self.dominance,
                 single_gpu="never",  # tables have one number of ranks
@@ -175,19 +175,17 @@ def study_in(
     ledger, observer = Ledger(directory), Silent()
     planner = TablePlanner(table, config.measure)
     room = room_of(config.cluster, config.gate, table.machine)
-    forecaster = Forecaster(table.model, hardware_for(table.machine), room, config.gate)
-    gate = config.gate
-    admission = Admission(forecaster, gate.enabled, gate.borderline, config.search.dominance)
-    searcher = Searcher(table.space, config.search, 0, planner.matters)
-    rules = rules_for(config, (GOAL,), table.machine, table.space.size(planner.matters))
+    estimator = Estimator(table.model, hardware_for(table.machine), room, config.gate)
+    gate = Gate(estimator, config.gate.enabled, config.gate.borderline, config.search.dominance)
+    sampler = Sampler(table.space, config.search, 0, planner.is_active)
+    rules = rules_for(config, (GOAL,), table.machine, table.space.size(planner.is_active))
     loop = StudyLoop(
         study=record_of(table),
         planner=planner,
-        searcher=searcher,
-        director=make_director(rules, table.space, planner, searcher, admission),
+        proposer=make_proposer(rules, table.space, planner, sampler, gate),
         cluster=cluster,
         ledger=ledger,
-        admission=admission,
+        gate=gate,
         limits=Limits(trials=config.limits.trials, hours=None, retries=1),
         observer=observer,
         confirm=config.confirm,
@@ -209,7 +207,6 @@ def record_of(table: Table) -> StudyRecord:
     return StudyRecord(
         name=table.name,
         created_at=0.0,
-        objective=GOAL.name,
         asked={},
         dimensions={dimension.key: dimension.text for dimension in table.space.dimensions},
         limits={},
@@ -219,9 +216,9 @@ def record_of(table: Table) -> StudyRecord:
     )
 
 
-# No ladder, no prior, no end before 30 trials: proposals are the sampler's, if screened by estimates.
+# No baselines, no prior, no end before 30 trials: proposals are the sampler's, if screened by estimates.
 BEFORE = Ours(
-    ladder=False,
+    baselines=False,
     prior=0,
     dominance=False,
     adaptive=False,
@@ -232,7 +229,7 @@ BEFORE = Ours(
 VARIANTS: dict[str, Ours] = {
     "shardsweep": Ours(),
     "  with the GP": Ours(sampler="gp"),
-    "  without the ladder": Ours(ladder=False),
+    "  without the baselines": Ours(baselines=False),
     "  without the prior": Ours(prior=0),
     "  always 20 steps": Ours(adaptive=False),
     "  measure.precision=1%": Ours(precision=0.01),

@@ -18,7 +18,7 @@ from statistics import fmean, median
 
 import pytest
 
-from sweeps.study.repeating import FUTILITY_MARGIN
+from sweeps.study.futility import MARGIN
 from tests.benchmarks.step_noise import MACHINES, RECORDED, STEPS, Noise, bootstrap
 from train_entry.contract import MeasureSpec, TimingEnd
 from train_entry.measure.stopping import decide, half_width_s, is_due
@@ -140,7 +140,7 @@ def first(pair: tuple[float, Candidate]) -> float:
 
 
 def with_bar(best_s: float | None) -> MeasureSpec:
-    bar_s = None if best_s is None else best_s * (1 + FUTILITY_MARGIN)
+    bar_s = None if best_s is None else best_s * (1 + MARGIN)
     return dataclasses.replace(MEASURE, beat_step_s=bar_s)
 
 
@@ -207,7 +207,7 @@ def compare(studies: Sequence[Study], end: str) -> float:
 # ---------------------------------------------------------------- two plans that are alike
 
 
-@pytest.mark.parametrize("margin", [0.0, FUTILITY_MARGIN])
+@pytest.mark.parametrize("margin", [0.0, MARGIN])
 def test_of_two_equal_plans_none_is_called_better(margin: float) -> None:
     """The second is given up where timing ends futile. Launches differ too, which no step of one shows."""
     print(f"\nof two equal plans the second is given up, with a bar {margin:.1%} above the first")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 
 import pytest
 
 from sweeps.config.schema import ClusterConfig, GateConfig
-from sweeps.estimate.estimator import MOST_OBSERVATIONS, Forecaster, hardware_for
+from sweeps.estimate.estimator import MOST_OBSERVATIONS, Estimator, hardware_for
 from sweeps.estimate.fit import room_of
-from sweeps.estimate.hardware import GIB
 from sweeps.machine import Gpu, Machine
 from tests.support.examples import a_measured_trial, a_measurement
 from tests.support.plans import LLAMA_1B3, a_random_plan
-from train_entry.contract import Plan, Trial
+from train_entry.contract import GIB, Plan, Trial
 
 ESTIMATES = 5000
 EIGHT = tuple(
@@ -30,31 +28,31 @@ def plans(count: int) -> list[Plan]:
 
 
 @pytest.fixture
-def forecaster() -> Forecaster:
+def estimator() -> Estimator:
     gate = GateConfig()
-    return Forecaster(LLAMA_1B3, hardware_for(MACHINE), room_of(ClusterConfig(), gate, MACHINE), gate)
+    return Estimator(LLAMA_1B3, hardware_for(MACHINE), room_of(ClusterConfig(), gate, MACHINE), gate)
 
 
-def ended(plan: Plan, forecaster: Forecaster) -> Trial:
+def ended(plan: Plan, estimator: Estimator) -> Trial:
     """A trial that needed a tenth more memory, and twice the time, than was expected."""
-    expected = forecaster.estimate(plan)
+    expected = estimator.estimate(plan)
     seen = a_measurement(peak_bytes=int(1.1 * expected.peak_bytes), step_s=2 * expected.step_s)
-    return dataclasses.replace(a_measured_trial(), plan=plan, estimate=expected, outcome=seen)
+    return a_measured_trial(plan=plan, estimate=expected, outcome=seen)
 
 
-def test_estimates_of_memory_time_and_fit(forecaster: Forecaster) -> None:
+def test_estimates_of_memory_time_and_fit(estimator: Estimator) -> None:
     asked = plans(ESTIMATES)
     began = time.process_time()
-    fitting = sum(forecaster.estimate(plan).fit == "fits" for plan in asked)
+    fitting = sum(estimator.estimate(plan).fit == "fits" for plan in asked)
     spent = time.process_time() - began
     print(f"\n{ESTIMATES} whole estimates in {spent:.2f} s: {1e3 * spent / ESTIMATES:.3f} ms a plan")
     assert 0 < fitting < ESTIMATES
 
 
 @pytest.mark.parametrize("count", [1, 8, 30, MOST_OBSERVATIONS])
-def test_learning_from_trials(forecaster: Forecaster, count: int) -> None:
-    forecaster.learn([ended(plan, forecaster) for plan in plans(count)])
+def test_learning_from_trials(estimator: Estimator, count: int) -> None:
+    estimator.learn([ended(plan, estimator) for plan in plans(count)])
     began = time.process_time()
-    forecaster.estimate(plans(1)[0])  # the first one after it learned fits the factors
+    estimator.estimate(plans(1)[0])  # the first one after it learned fits the factors
     print(f"\nfactors fitted to {count} trials in {time.process_time() - began:.2f} s")
-    assert forecaster.observations == count
+    assert estimator.observations == count

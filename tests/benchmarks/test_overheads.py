@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.config.schema import SearchConfig
-from sweeps.search.sampler import Searcher
+from sweeps.search.sampler import Sampler
 from sweeps.search.verdicts import HOLDS, Lesson
 from sweeps.space.dimensions import Choices, Dimension, Interval, SearchSpace
 from sweeps.study.limits import Limits
@@ -56,15 +56,15 @@ def test_the_loop_costs_milliseconds_a_trial(bench: Callable[..., Bench]) -> Non
 
 @pytest.mark.parametrize("sampler", ASKS)
 def test_a_proposal_costs(sampler: str) -> None:
-    searcher = Searcher(SPACE, SearchConfig(sampler=sampler))
+    asked = Sampler(SPACE, SearchConfig(sampler=sampler))
     spent: list[float] = []
     for number in range(ASKS[sampler]):
         began = time.perf_counter()
-        proposal = searcher.ask()
+        proposal = asked.ask()
         spent.append(time.perf_counter() - began)
         assert proposal is not None
         value = float(number % 7)
-        searcher.tell(
+        asked.tell(
             proposal, Lesson(point=proposal.point, scores=(value,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
         )
     last = sorted(spent[-20:])

@@ -188,7 +188,7 @@ def _over(values: Sequence[float], most: int) -> Interval:
 
 
 def _tells_apart(seed: int) -> bool:
-    found = searched(twins(), seed, Ours(ladder=False, prior=0, improvement=0.0))
+    found = searched(twins(), seed, Ours(baselines=False, prior=0, improvement=0.0))
     return found.winner is not None and not found.winner.tied
 
 

@@ -18,8 +18,8 @@ from sweeps.cluster.slurm.request import Site
 from sweeps.cluster.slurm.submit import Executor
 from sweeps.config.schema import ClusterConfig
 from sweeps.machine import Machine
+from sweeps.study.journal import Clock
 from sweeps.study.limits import Limits
-from sweeps.study.recovery import Clock
 from tests.slurm.conftest import Slurm
 from tests.support.examples import a_plan, a_trial_spec
 from tests.support.fake_cluster import measured

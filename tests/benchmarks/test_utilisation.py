@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.benchmarks.search_study import searched
 from tests.benchmarks.simulator.made_up_tables import evenly_long
-from tests.benchmarks.simulator.test_utilisation import BY_LADDER, PLANS, SLOTS, UNIT_S
+from tests.benchmarks.simulator.test_utilisation import BY_BASELINES, PLANS, SLOTS, UNIT_S
 from train_entry.contract import AttemptKind
 
 LONGER = 3
@@ -17,7 +17,7 @@ def test_slots_are_used_while_there_is_something_to_launch() -> None:
     print(f"\nin batches of {SLOTS}: {in_batches:.1%} used")
     for seed in range(5):
         cluster = searched(
-            evenly_long(UNIT_S, LONGER), seed, BY_LADDER, parallel=SLOTS, hurries=False
+            evenly_long(UNIT_S, LONGER), seed, BY_BASELINES, parallel=SLOTS, hurries=False
         ).cluster
         until_s = max(job.began_s for job in cluster.ended if job.spec.kind is AttemptKind.FIRST)
         idle_s = cluster.longest_idle_s(until_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QUICK, CommandLine
-from train_entry.contract import StudyDir, Trial, read_document
+from train_entry.contract import StudyDir, Trial, read_trial
 
 HERE = Path(__file__).resolve().parent
 START_LIMIT_S = 120
@@ -51,7 +51,7 @@ class SlurmLine(CommandLine):
 
     def trials(self, study: str = "x") -> list[Trial]:
         places = StudyDir(self.studies / study).trials()
-        return [trial for place in places if (trial := read_document(place.record, Trial)) is not None]
+        return [trial for place in places if (trial := read_trial(place)) is not None]
 
 
 def _started(directory: Path, **settings: str) -> Iterator[Slurm]:

@@ -65,7 +65,7 @@ def test_two_allocations_hold_a_trial_each_and_the_end_of_one_is_survived(
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     found = line.trials()
-    assert [(trial.state, trial.attempts, trial.lost, trial.shared) for trial in found] == [
+    assert [(trial.state, len(trial.attempts), trial.used_retries, trial.is_shared) for trial in found] == [
         (State.MEASURED, 1, 0, False),
         (State.MEASURED, 2, 0, False),
     ], "no retry is used up, and each has nodes of its own"
@@ -87,8 +87,8 @@ def test_a_study_is_one_job_and_a_killed_orchestrator_finds_it_and_the_trials_in
     os.killpg(process.pid, signal.SIGKILL)
     done = line.run(*keys)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 1)] * 3
-    assert [trial.shared for trial in line.trials()][:2] == [True, True]
+    assert [(trial.state, len(trial.attempts)) for trial in line.trials()] == [(State.MEASURED, 1)] * 3
+    assert [trial.is_shared for trial in line.trials()][:2] == [True, True]
     jobs = [read_document(attempt(line, number).job, JobRecord) for number in (1, 2, 3)]
     (only,) = holds(line)
     assert [record.job_id for record in jobs if record] == [only.job_id] * 3
@@ -103,7 +103,7 @@ def test_an_idle_allocation_ends_by_itself(line: SlurmLine, slurm: Slurm, wait_f
     assert attempt(line).exit(0).exists(), "not before its trial has ended"
     done = line.run(*keys)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 1)]
+    assert [(trial.state, len(trial.attempts)) for trial in line.trials()] == [(State.MEASURED, 1)]
     assert len(holds(line)) == 1
 
 

@@ -81,12 +81,12 @@ def study(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 def test_trials_of_two_nodes_are_measured_side_by_side(study: tuple[SlurmLine, str]) -> None:
     line, _ = study
     found = line.trials()
-    assert [(trial.state, trial.attempts) for trial in found] == [(State.MEASURED, 1)] * 2
+    assert [(trial.state, len(trial.attempts)) for trial in found] == [(State.MEASURED, 1)] * 2
     assert all(isinstance(trial.outcome, Measurement) and len(trial.outcome.ranks) == 4 for trial in found)
     (begun, ended), (other_begun, other_ended) = (span(attempt(line, trial.number)) for trial in found)
     assert begun < other_ended
     assert other_begun < ended
-    assert not any(trial.shared for trial in found), "each has nodes of its own"
+    assert not any(trial.is_shared for trial in found), "each has nodes of its own"
 
 
 def test_a_trial_is_one_job_of_two_nodes_named_after_it(study: tuple[SlurmLine, str], slurm: Slurm) -> None:
@@ -101,8 +101,9 @@ def test_a_trial_is_one_job_of_two_nodes_named_after_it(study: tuple[SlurmLine, 
 def test_waiting_starting_and_running_are_recorded_apart(study: tuple[SlurmLine, str]) -> None:
     line, _ = study
     for trial in line.trials():
-        assert trial.elapsed is not None
-        seconds = (trial.elapsed.queue_s, trial.elapsed.startup_s, trial.elapsed.run_s)
+        elapsed = trial.attempts[0].elapsed
+        assert elapsed is not None
+        seconds = (elapsed.queue_s, elapsed.startup_s, elapsed.run_s)
         print(f"\ntrial {trial.number}: waited, started, ran: {seconds} s")
         assert all(part is not None and part >= 0 for part in seconds)
 
@@ -162,7 +163,7 @@ def test_a_killed_orchestrator_finds_its_job_again_by_name(line: SlurmLine, wait
     attempt(line).submission.unlink()  # as if it had died before it wrote that down
     done = line.run(*ONE_BY_ONE)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 1)]
+    assert [(trial.state, len(trial.attempts)) for trial in line.trials()] == [(State.MEASURED, 1)]
     record = read_document(attempt(line).job, JobRecord)
     assert record is not None
     assert record.job_id == job_id
@@ -175,7 +176,8 @@ def test_a_preempted_trial_is_launched_again(line: SlurmLine, slurm: Slurm, wait
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, out + err
     assert word(attempt(line)).kind is FailureKind.PREEMPTED
-    assert [(trial.state, trial.attempts, trial.lost) for trial in line.trials()] == [(State.MEASURED, 2, 0)]
+    (trial,) = line.trials()
+    assert (trial.state, len(trial.attempts), trial.used_retries) == (State.MEASURED, 2, 0)
 
 
 def test_from_inside_a_job_with_gpus_and_ctrl_c(line: SlurmLine, slurm: Slurm, wait_for: Wait) -> None:
@@ -204,4 +206,4 @@ def test_without_accounting_a_job_that_is_ended_by_hand_is_seen(
     line.end()
     assert process.returncode == 0, out + err
     assert word(attempt(line)).kind is FailureKind.CANCELLED
-    assert [(trial.state, trial.attempts) for trial in line.trials()] == [(State.MEASURED, 2)]
+    assert [(trial.state, len(trial.attempts)) for trial in line.trials()] == [(State.MEASURED, 2)]

@@ -9,12 +9,12 @@ from typing import Any
 from sweeps.config.compose import Composer
 from sweeps.config.models import model_shape
 from sweeps.config.schema import GateConfig
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Gpu, Machine
 from sweeps.plan.planner import Planner
 from sweeps.show.dry_run import Listing, list_plans
-from sweeps.space.grammar import read_request, without_idle
+from sweeps.space.grammar import read_request, without_inactive
 from train_entry.contract import Estimate, Fit, Goal, Plan
 
 GIB = 2**30
@@ -39,10 +39,10 @@ def listed(
     config = request.composer.compose()
     model = model_shape(config.model)
     planner = Planner(request.composer, model, machine, "study")
-    space = without_idle(request, planner.matters).space
+    space = without_inactive(request, planner.is_active).space
     room = room_of(config.cluster, config.gate, machine)
-    expect = estimate or Forecaster(model, hardware_for(machine), room, config.gate).estimate
-    return list_plans(space, planner.plan, planner.matters, seed, expect, goal or SPEED, basis)
+    expect = estimate or Estimator(model, hardware_for(machine), room, config.gate).estimate
+    return list_plans(space, planner.plan, planner.is_active, seed, expect, goal or SPEED, basis)
 
 
 def an_estimate(**changes: Any) -> Estimate:

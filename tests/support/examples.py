@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train_entry.contract import (
+    Attempt,
     AttemptKind,
+    Closing,
     DataSpec,
+    DeviceHealth,
     Engine,
+    Failure,
+    FailureKind,
+    Goal,
     Measurement,
     MeasureSpec,
     MemoryKind,
@@ -17,13 +23,16 @@ from train_entry.contract import (
     ModelShape,
     OptimizerPlan,
     Origin,
+    Outcome,
     Plan,
     Precision,
+    Purpose,
     RankMeasurement,
     SchedulePlan,
     State,
     StudyRecord,
     TimeLimits,
+    TimingEnd,
     Trial,
     TrialSpec,
     ZeroPlan,
@@ -144,38 +153,122 @@ def a_measurement(**changes: Any) -> Measurement:
     return dataclasses.replace(measurement, **changes)
 
 
-def a_trial(**changes: Any) -> Trial:
-    """Trial 1, not yet launched."""
+def a_trial(
+    state: State | None = None,
+    outcome: Outcome | None = None,
+    attempts: int | tuple[Attempt, ...] | None = None,
+    closed_at: float | None = None,
+    repeats: Sequence[Attempt] = (),
+    check: Outcome | None = None,
+    is_shared: bool = False,
+    gpu_s: float = 0.0,
+    lost: int = 0,
+    **changes: Any,
+) -> Trial:
+    """Trial 1, not yet launched; or, by what it came to, after `lost` lost attempts and one that tells.
+
+    A state and an outcome say how it ended, repeats and a check follow. `attempts=0`: without a launch.
+    """
     trial = Trial(
         number=1,
-        state=State.QUEUED,
         origin=Origin.SAMPLER,
         overrides=("strategy=zero2", "micro_batch=4"),
         values={"strategy": "zero2", "micro_batch": 4},
         created_at=0.0,
-        plan=a_plan(),
+        plan=None if state is State.REJECTED else a_plan(),
     )
-    return dataclasses.replace(trial, **changes)
+    trial = dataclasses.replace(trial, **changes)
+    if isinstance(attempts, tuple):
+        return dataclasses.replace(trial, attempts=attempts)
+    if attempts is not None and attempts > 1 + lost + len(repeats) + (check is not None):
+        raise ValueError("say which attempts these are")
+    outcome = _fitting(state, outcome, is_launched=attempts != 0)
+    known = [a_lost_attempt(number) for number in range(1, lost + 1)]
+    is_open = state in (None, State.QUEUED, State.REJECTED) and outcome is None
+    is_refused = isinstance(outcome, Failure) and outcome.kind is FailureKind.INFEASIBLE and attempts is None
+    is_cancelled = state is State.CANCELLED and outcome is None
+    if not is_open and (attempts == 0 or is_refused or is_cancelled or state is State.REUSED):
+        trial = dataclasses.replace(trial, closing=Closing(at=closed_at or 0.0, outcome=outcome))
+        if state is State.REUSED and trial.reused_from is None:
+            trial = dataclasses.replace(trial, reused_from=max(1, trial.number - 1))
+    elif not is_open:
+        told = Attempt(
+            number=1 + lost,
+            kind=AttemptKind.RETRY if lost else AttemptKind.FIRST,
+            started_at=trial.created_at,
+            ended_at=closed_at,
+            outcome=outcome,
+            is_shared=is_shared,
+            gpu_s=gpu_s,
+        )
+        known.append(told)
+    known += [dataclasses.replace(one, number=len(known) + at) for at, one in enumerate(repeats, 1)]
+    if check is not None:
+        known.append(Attempt(number=1 + len(known), kind=AttemptKind.CHECK, outcome=check))
+    trial = dataclasses.replace(trial, attempts=tuple(known))
+    if state not in (None, trial.state):
+        raise ValueError(f"such a trial is {trial.state}, not {state}")
+    return trial
+
+
+def _fitting(state: State | None, outcome: Outcome | None, is_launched: bool) -> Outcome | None:
+    """The outcome of a trial in such a state: as it is, or else the plainest that leads there."""
+    match state, outcome:
+        case State.STOPPED, Measurement(ended=TimingEnd.CAP):
+            return dataclasses.replace(outcome, ended=TimingEnd.FUTILE)
+        case State.SUSPECT, Measurement(is_suspect=False):
+            hot = DeviceHealth(
+                clock_mhz=1000,
+                max_clock_mhz=2000,
+                temperature_c=90,
+                power_w=300.0,
+                throttled=("hw_thermal_slowdown",),
+            )
+            ranks = outcome.ranks or (a_rank_measurement(),)
+            return dataclasses.replace(
+                outcome, ranks=tuple(dataclasses.replace(rank, health=hot) for rank in ranks)
+            )
+        case ((State.FAILED | State.INFEASIBLE), None):
+            unfit = FailureKind.GPU_OOM if is_launched else FailureKind.INFEASIBLE
+            kind = FailureKind.CRASHED if state is State.FAILED else unfit
+            return Failure(kind=kind, message="as an example")
+        case ((State.MEASURED | State.STOPPED | State.SUSPECT | State.REUSED), None):
+            return _fitting(state, a_measurement(), is_launched)
+    return outcome
+
+
+def an_attempt(**changes: Any) -> Attempt:
+    """The first of a trial, as it begins."""
+    return dataclasses.replace(Attempt(number=1, kind=AttemptKind.FIRST), **changes)
+
+
+def a_lost_attempt(number: int, kind: FailureKind = FailureKind.NODE_LOST) -> Attempt:
+    failure = Failure(kind=kind, message="as an example")
+    which = AttemptKind.FIRST if number == 1 else AttemptKind.RETRY
+    return Attempt(number=number, kind=which, outcome=failure, is_replaced=True)
+
+
+def a_repeat(
+    purpose: Purpose = Purpose.CONFIRM, round: int = 0, outcome: Outcome | None = None, **changes: Any
+) -> Attempt:
+    """A further measurement; whoever adds it to a trial numbers it."""
+    repeat = Attempt(number=0, kind=AttemptKind.REPEAT, purpose=purpose, round=round, outcome=outcome)
+    return dataclasses.replace(repeat, **changes)
 
 
 def a_measured_trial(**changes: Any) -> Trial:
     """Trial 1, after one attempt of a minute."""
-    trial = a_trial(
-        state=State.MEASURED,
-        fingerprint="f00d",
-        outcome=a_measurement(),
-        attempts=1,
-        measured_attempt=1,
-        closed_at=60.0,
-    )
-    return dataclasses.replace(trial, **changes)
+    usual: dict[str, Any] = {"closed_at": 60.0, "fingerprint": "f00d"}
+    if "state" not in changes:
+        usual["outcome"] = a_measurement()
+    return a_trial(**{**usual, **changes})
 
 
 def a_study_record(**changes: Any) -> StudyRecord:
     record = StudyRecord(
         name="demo",
         created_at=0.0,
-        objective="tokens_per_s_per_gpu",
+        goals=(Goal(name="tokens_per_s_per_gpu"),),
         asked={},
         dimensions={"strategy": "zero1,zero2", "micro_batch": "choice(1,2,4)"},
         limits={},

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from sweeps.cluster.base import JobHandle, JobState
 from sweeps.machine import Machine
-from sweeps.study.recovery import Clock
+from sweeps.study.journal import Clock
 from tests.support.examples import a_rank_measurement
 from train_entry.contract import (
     AttemptDir,
@@ -30,12 +30,12 @@ from train_entry.contract import (
     RankOutcome,
     StepMetrics,
     TimingEnd,
-    Trial,
     TrialDir,
     TrialSpec,
     append_line,
     dump,
     read_document,
+    read_trial,
     write_atomic,
 )
 
@@ -55,7 +55,7 @@ def as_estimated(factor: float = 1.0) -> Script:
     """As fast as was estimated, times a factor."""
 
     def estimated(attempt: AttemptDir, spec: TrialSpec) -> float:
-        trial = read_document(TrialDir(attempt.path.parent).record, Trial)
+        trial = read_trial(TrialDir(attempt.path.parent))
         assert trial is not None and trial.estimate is not None
         return trial.estimate.tokens_per_s * factor
 

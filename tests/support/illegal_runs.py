@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from train_entry.install.operators import prepare_extensions
-from train_entry.rank import die_with_parent
+from train_entry.rank import RankInfo, prepare_process
 
 UPDATES = 3
 ACCUMULATION = 2
@@ -80,15 +79,16 @@ def attempt(document: dict[str, Any]) -> dict[str, Any]:
 
 def main(cases: Path, answers: Path) -> None:
     warnings.simplefilter("ignore")
-    die_with_parent()
-    prepare_extensions()  # else DeepSpeed compiles its operators somewhere else, for minutes
-    import deepspeed
+    where = RankInfo.from_env(os.environ, 2)
+    prepare_process(where, "cpu")
     import torch._dynamo  # DeepSpeed's zero.Init patches tensors, which its lazy import does not survive
     from deepspeed.accelerator import get_accelerator
 
+    from train_entry.engines.deepspeed import join_ranks
+
     # What fp16 does without ZeRO is DeepSpeed's arithmetic; it must not depend on this CPU's.
     get_accelerator().is_fp16_supported = lambda: True
-    deepspeed.init_distributed(dist_backend="gloo")
+    join_ranks("gloo", where)
     documents = json.loads(cases.read_text())
     seen = {}
     for name, document in documents.items():

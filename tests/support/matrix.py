@@ -13,14 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from train_entry import main as product
 from train_entry.contract import AttemptDir, Phase, RankOutcome, TrialSpec, dump, load, write_atomic
 from train_entry.failures import failure_from
-from train_entry.main import train
-from train_entry.progress import Progress
+from train_entry.progress import Heartbeats
 from train_entry.rank import RankInfo, prepare_process
 
 
-class Watching(Progress):
+class Watching(Heartbeats):
     """Notes at the end what a rank has written to the disk that it offloads to, before that is deleted."""
 
     def __init__(self, spec: TrialSpec, attempt: AttemptDir, rank: int) -> None:
@@ -42,13 +42,18 @@ def main(directories: list[str]) -> None:
     meet_once(where)
     functional: Any = import_module("torch.nn.functional")
     linear = functional.linear
+    product.rest = collect
+    gc.freeze()
     for spec, attempt in zip(specs, attempts, strict=True):
         write_atomic(attempt.outcome(where.rank), dump(outcome_of(spec, attempt, where)))
-        functional.linear = (
-            linear  # ZeRO-3 puts its own there for good, which other cases must not train with
-        )
-        gc.unfreeze()
+        # ZeRO-3 puts its own there for good, which other cases must not train with.
+        functional.linear = linear
         gc.collect()  # an engine's hooks and buffers form cycles
+
+
+def collect() -> None:
+    """As `main.rest`, which also keeps what it sees out of the collector's sight; a case ends here."""
+    gc.collect()
 
 
 def meet_once(where: RankInfo) -> None:
@@ -68,7 +73,7 @@ def outcome_of(spec: TrialSpec, attempt: AttemptDir, where: RankInfo) -> RankOut
     """As in `main.run_rank`; a plan that raises on all ranks does not keep the next from running."""
     progress = Watching(spec, attempt, where.rank)
     try:
-        return train(spec, attempt, where, progress)
+        return product.train(spec, attempt, where, progress)
     except Exception as error:
         return failure_from(error, where.rank, progress.phase)
 

@@ -6,9 +6,9 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-from sweeps.estimate.hardware import GIB, Hardware, hardware_of
+from sweeps.estimate.hardware import Hardware, hardware_of
 from tests.support.examples import a_model, a_plan
-from train_entry.contract import Engine, ModelShape, Offload, OffloadPlan, Plan, Precision
+from train_entry.contract import GIB, Engine, ModelShape, Offload, OffloadPlan, Plan, Precision
 
 H200 = hardware_of("NVIDIA H200", "cuda", 8, round(139.8 * GIB), 2048 * GIB)
 H100 = hardware_of("NVIDIA H100 80GB HBM3", "cuda", 8, 80 * GIB, 2048 * GIB)

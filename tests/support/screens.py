@@ -28,7 +28,7 @@ from analysis.table import render, show, write_csv
 from analysis.trial import show_trial
 from sweeps.__main__ import main as sweeps_main
 from sweeps.config.compose import Composer
-from sweeps.show.display import LiveDisplay, PlainDisplay, Progress
+from sweeps.show.display import LiveDisplay, PlainDisplay, StudyProgress
 from sweeps.show.dry_run import Listing
 from sweeps.show.dry_run_file import write_listing
 from sweeps.show.dry_run_view import show_listing
@@ -38,7 +38,7 @@ from sweeps.tracking.content import run_content, shared_view
 from sweeps.tracking.mlflow import shown_attempt
 from tests.support.dry_runs import CPU, TWO_H200, listed
 from tests.support.paths import DATA, ROOT
-from train_entry.contract import FailureKind, StudyDir, StudyRecord, Winner, read_document
+from train_entry.contract import FailureKind, Ranking, StudyDir, StudyRecord, Winner, read_document
 
 RECORDED = DATA / "studies" / "first_edition.tar.xz"
 NAMES = (
@@ -77,7 +77,7 @@ def screens_of(studies: Path, composer: Composer) -> Iterator[tuple[str, Callabl
         yield f"{name}.mlflow", partial(mlflow_runs, directory)
         yield f"{name}.calibration", partial(calibration, directory)
     yield "list", partial(printed, sweeps_main, "list", str(studies))
-    yield "memory", partial(printed, sweeps_main, "ledger", "model=llama_7b", "--card", "H100")
+    yield "memory", partial(printed, sweeps_main, "memory", "model=llama_7b", "--card", "H100")
     for study in ("searched", "quickstart"):
         yield f"{study}.why", partial(why, studies / study)
     yield "remedies.advise", partial(advise, studies / "remedies", 2, 3, 4)
@@ -137,7 +137,7 @@ def live(directory: StudyDir) -> str:
     record = read_document(directory.record, StudyRecord)
     assert record is not None
     known = Ledger(directory).trials
-    progress = Progress(launched=3, elapsed_s=120.0, limit_trials=30, limit_s=3600.0)
+    progress = StudyProgress(launched=3, elapsed_s=120.0, limit_trials=30, limit_s=3600.0)
     log = io.StringIO()
     plain = PlainDisplay(log, lambda: 0.0)
     plain.start(record)
@@ -159,10 +159,12 @@ def mlflow_runs(directory: StudyDir) -> str:
     assert record is not None
     winner = read_document(directory.winner, Winner)
     lines = [shared_view(record)]
-    for trial in Ledger(directory).trials:
+    known = Ledger(directory).trials
+    ranking = Ranking(known, record.goal)
+    for trial in known:
         attempt = shown_attempt(directory.trial(trial.number), trial)
-        goals = record.goals or (record.goal,)
-        found = dataclasses.asdict(run_content(trial, attempt, goals, winner))
+        content = run_content(trial, attempt, record.goals, winner, ranking.drift(trial))
+        found = dataclasses.asdict(content)
         del found["params"], found["artifacts"]
         found["series"] = len(found["series"])
         lines.append(json.dumps(found, indent=1))

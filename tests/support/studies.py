@@ -13,16 +13,16 @@ from optuna.trial import TrialState
 from sweeps.cluster.base import JobHandle
 from sweeps.config.compose import Composer
 from sweeps.config.schema import ConfirmConfig
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
-from sweeps.search.gate import Admission
-from sweeps.search.proposer import make_director, rules_for
+from sweeps.search.gate import Gate
+from sweeps.search.proposer import make_proposer, rules_for
 from sweeps.search.pruning import Pruning
-from sweeps.search.sampler import Searcher
+from sweeps.search.sampler import Sampler
 from sweeps.space.dimensions import Point
-from sweeps.space.grammar import read_request, without_idle
+from sweeps.space.grammar import read_request, without_inactive
 from sweeps.study.ledger import Ledger
 from sweeps.study.limits import Limits, StopReason
 from sweeps.study.loop import StudyLoop
@@ -33,7 +33,7 @@ from train_entry.contract import Goal, ModelShape, State, StudyDir, StudyRecord,
 NO_LIMIT = Limits(trials=None, hours=None, retries=1)
 UNCONFIRMED = ConfirmConfig(best=0, drift_every=0)
 # The sampler alone: what tests of the loop itself count on.
-PLAIN = ("search.startup_trials=2", "search.ladder=false", "search.prior=0", "search.dominance=false")
+PLAIN = ("search.startup_trials=2", "search.baselines=false", "search.prior=0", "search.dominance=false")
 # Legal on two ranks of the tiny model: a global batch of 16.
 FOUR_PLANS = ("strategy=ddp,zero1", "micro_batch=1,2")
 
@@ -74,8 +74,8 @@ class Bench:
     heard: Heard = field(default_factory=Heard)
     stop: bool = False
     settings: tuple[str, ...] = PLAIN
-    goals: tuple[Goal, ...] = ()  # none: tokens_per_s
-    searcher: Searcher | None = None  # of the latest start
+    goals: tuple[Goal, ...] = (Goal(name="tokens_per_s"),)
+    sampler: Sampler | None = None  # of the latest start
 
     def start(self, *arguments: str, point: Point | None = None, **changes: Any) -> StopReason:
         """What sweep.py does, from the command line to the end of the loop."""
@@ -84,31 +84,27 @@ class Bench:
         self.cluster = self.cluster.restarted()
         ledger = self.ledger()
         planner = Planner(request.composer, self.model, self.cluster.machine, "mine")
-        request = without_idle(request, planner.matters)
+        request = without_inactive(request, planner.is_active)
         machine = self.cluster.machine
         room = room_of(config.cluster, config.gate, machine)
-        forecaster = Forecaster(self.model, hardware_for(machine), room, config.gate)
-        admission = Admission(
-            forecaster, config.gate.enabled, config.gate.borderline, config.search.dominance
+        estimator = Estimator(self.model, hardware_for(machine), room, config.gate)
+        gate = Gate(estimator, config.gate.enabled, config.gate.borderline, config.search.dominance)
+        sampler = Sampler(
+            request.space, config.search, len(ledger.trials), planner.is_active, len(self.goals)
         )
-        goals = max(1, len(self.goals))
-        searcher = Searcher(request.space, config.search, len(ledger.trials), planner.matters, goals)
-        self.searcher = searcher
-        points = request.space.size(planner.matters)
-        record = self.record()
-        rules = rules_for(config, record.goals or (record.goal,), machine, points)
+        self.sampler = sampler
+        rules = rules_for(config, self.goals, machine, request.space.size(planner.is_active))
         loop = StudyLoop(
             study=self.record(),
-            admission=admission,
+            gate=gate,
             planner=planner,
-            searcher=searcher,
-            director=make_director(rules, request.space, planner, searcher, admission),
+            proposer=make_proposer(rules, request.space, planner, sampler, gate),
             cluster=self.cluster,
             ledger=ledger,
             observer=self.heard,
             interrupted=lambda: self.stop,
             clock=self.clock.clock(),
-            pruning=Pruning(searcher, self.record().goal) if config.search.pruner != "none" else None,
+            pruning=Pruning(sampler, self.record().goal) if config.search.pruner != "none" else None,
             **{"limits": NO_LIMIT, "confirm": UNCONFIRMED, **changes},
         )
         return loop.run(point)
@@ -116,16 +112,20 @@ class Bench:
     @property
     def told(self) -> list[list[float]]:
         """The values that the latest start's sampler has heard of."""
-        assert self.searcher is not None
-        trials = self.searcher._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        assert self.sampler is not None
+        trials = self.sampler._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return [trial.values for trial in trials]
 
     def record(self) -> StudyRecord:
-        record = a_study_record(name="mine", objective="tokens_per_s", dimensions={}, model=self.model)
-        return dataclasses.replace(record, goals=self.goals)
+        return a_study_record(name="mine", goals=self.goals, dimensions={}, model=self.model)
 
     def ledger(self) -> Ledger:
         return Ledger(self.directory)
+
+    def amend(self, number: int, **changes: Any) -> Trial:
+        """Put other values on record of a trial."""
+        ledger = self.ledger()
+        return ledger.put(dataclasses.replace(ledger[number], **changes))
 
     def interrupt(self) -> None:
         self.stop = True

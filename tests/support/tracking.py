@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from train_entry.contract import (
     Failure,
     FailureKind,
     Origin,
+    Outcome,
     Reason,
     State,
     StepMetrics,
@@ -30,20 +30,24 @@ def study_record(name: str, created_at: float = CREATED_AT) -> StudyRecord:
 
 def measured(number: int, **changes: Any) -> Trial:
     """`changes` replace fields of the measurement."""
-    return a_measured_trial(
-        number=number,
-        origin=Origin.LADDER,
-        overrides=("strategy=zero2", "+note=two words"),
-        created_at=CREATED_AT,
-        plan=a_plan(global_batch=16),
-        outcome=a_measurement(**changes),
-        gpu_s=42.0,
-        closed_at=CREATED_AT + 60,
-    )
+    return ended(number, a_measurement(**changes))
 
 
 def out_of_memory(number: int) -> Trial:
-    return dataclasses.replace(measured(number), state=State.INFEASIBLE, outcome=OOM)
+    return ended(number, OOM)
+
+
+def ended(number: int, outcome: Outcome) -> Trial:
+    return a_measured_trial(
+        number=number,
+        origin=Origin.BASELINE,
+        overrides=("strategy=zero2", "+note=two words"),
+        created_at=CREATED_AT,
+        plan=a_plan(global_batch=16),
+        outcome=outcome,
+        gpu_s=42.0,
+        closed_at=CREATED_AT + 60,
+    )
 
 
 def rejected(number: int) -> Trial:

@@ -12,11 +12,9 @@ from sweeps.__main__ import main
 from sweeps.cluster.node.processes import is_alive, start_ticks
 from sweeps.cluster.node.supervisor import job_record
 from sweeps.study.ledger import Ledger, exclusive
-from tests.support.examples import a_measured_trial, a_measurement, a_study_record, a_trial
+from tests.support.examples import a_measured_trial, a_measurement, a_repeat, a_study_record, a_trial
 from train_entry.contract import (
     Goal,
-    Purpose,
-    Repeat,
     Standing,
     State,
     StudyDir,
@@ -29,7 +27,7 @@ from train_entry.contract import (
 @pytest.fixture
 def study(tmp_path: Path) -> StudyDir:
     directory = StudyDir(tmp_path / "studies" / "mine")
-    record = a_study_record(name="mine", objective="tokens_per_s")
+    record = a_study_record(name="mine", goals=(Goal(name="tokens_per_s"),))
     write_atomic(directory.record, dump(record))
     return directory
 
@@ -49,12 +47,12 @@ def test_list_counts_states_and_names_the_best(study: StudyDir, capsys: pytest.C
 def test_list_names_the_best_of_a_goal_that_is_the_better_the_less_it_is(
     study: StudyDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = a_study_record(name="mine", objective="peak_bytes", goals=(Goal(name="peak_bytes"),))
+    record = a_study_record(name="mine", goals=(Goal(name="peak_bytes"),))
     write_atomic(study.record, dump(record))
     ledger = Ledger(study)
     ledger.put(a_measured_trial(number=1, outcome=a_measurement(peak_bytes=3 * 2**30)))
     ledger.put(a_measured_trial(number=2, outcome=a_measurement(peak_bytes=2 * 2**30)))
-    ledger.put(a_measured_trial(number=3, outcome=a_measurement(peak_bytes=2**30), is_yardstick=True))
+    ledger.put(a_measured_trial(number=3, outcome=a_measurement(peak_bytes=2**30), is_single_gpu=True))
     assert main(["list", str(study.path.parent)]) == 0
     assert capsys.readouterr().out.endswith("; best 2.00 GiB, trial 0002\n")
 
@@ -93,7 +91,7 @@ def test_a_directory_without_a_study_is_one_line_and_status_2(
     "changes",
     [
         {"state": State.RUNNING},
-        {"state": State.MEASURED, "repeats": (Repeat(attempt=1, purpose=Purpose.CONFIRM, turn=1),)},
+        {"state": State.MEASURED, "repeats": (a_repeat(round=1),)},
     ],
     ids=["a first time", "again"],
 )
@@ -102,8 +100,9 @@ def test_cancel_ends_the_processes_of_trials_that_are_measured(
 ) -> None:
     job = subprocess.Popen(["sleep", "60"], start_new_session=True)
     ticks = start_ticks(job.pid)
-    Ledger(study).put(a_trial(number=1, attempts=1, **changes))
-    write_atomic(study.trial(1).attempt(1).job, dump(job_record("1", job.pid)))
+    trial = Ledger(study).put(a_trial(number=1, **changes))
+    assert trial.running is not None
+    write_atomic(study.trial(1).attempt(trial.running.number).job, dump(job_record("1", job.pid)))
     assert main(["cancel", str(study.path)]) == 0
     job.wait(timeout=5)
     assert ticks is not None

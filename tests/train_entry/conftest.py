@@ -19,6 +19,7 @@ import pytest
 from sweeps.plan.ds_config import deepspeed_config
 from tests.support.examples import a_model, a_plan, a_trial_spec
 from tests.support.paths import ROOT
+from tests.support.warm import Warm, WarmProcess
 from train_entry.contract import (
     AttemptDir,
     DataSpec,
@@ -82,10 +83,10 @@ def zero_plan(stage: int, **changes: Any) -> Plan:
 
 @dataclass
 class Job:
-    """The ranks of one attempt, as plain processes."""
+    """The ranks of one attempt, as processes of their own."""
 
     attempt: AttemptDir
-    ranks: list[subprocess.Popen[str]] = field(default_factory=list)
+    ranks: list[WarmProcess] = field(default_factory=list)
 
     def wait(self, limit_s: float = RANKS_MAY_TAKE_S) -> list[int]:
         return [rank.wait(limit_s) for rank in self.ranks]
@@ -101,6 +102,10 @@ class Job:
     @property
     def steps(self) -> list[StepMetrics]:
         return list(read_lines(self.attempt.metrics, StepMetrics))
+
+    @property
+    def logs(self) -> str:
+        return "\n\n".join(self.attempt.log(rank).read_text()[-2000:] for rank in range(len(self.ranks)))
 
 
 def read_outcome(attempt: AttemptDir, rank: int) -> RankOutcome:
@@ -135,7 +140,7 @@ def plain_environment() -> dict[str, str]:
 
 @dataclass
 class Trained:
-    """What became of many plans."""
+    """What became of many plans, which one job trained one after another."""
 
     job: Job
     attempts: Mapping[str, AttemptDir]
@@ -148,52 +153,45 @@ class Trained:
     def outcome(self, name: str, rank: int) -> RankOutcome:
         return read_outcome(self.attempts[name], rank)
 
-    @property
-    def logs(self) -> str:
-        ends = [self.job.attempt.log(rank).read_text()[-2000:] for rank in range(len(self.job.ranks))]
-        return "\n\n".join(ends)
 
-
-def start_ranks(attempt: AttemptDir, ranks: int, *module: str) -> Job:
-    """Of a module and its arguments, else of the attempt."""
-    job = Job(attempt)
-    for rank in range(ranks):
-        with attempt.log(rank).open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *(module or ("train_entry", str(attempt.path)))],
-                env=rank_environment(rank, ranks, attempt),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        job.ranks.append(process)
-    return job
+StartRanks = Callable[..., Job]
 
 
 @pytest.fixture(scope="session")
-def cpu_ops() -> None:
-    """Load DeepSpeed's operators once before any rank does.
-
-    Loading compiles them anew where another version of ninja built them, though they are there: minutes, in
-    which a rank would reach its time limit. One killed meanwhile leaves a lock that all later ones wait for,
-    so this process is waited for and never killed.
-    """
-    command = [sys.executable, "-P", "-m", "train_entry.install.operators"]
-    assert subprocess.Popen(command, env=plain_environment()).wait() == 0
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """All ranks are forked from this process, which has compiled DeepSpeed's operators where it had to."""
+    found = Warm(plain_environment(), tmp_path_factory.mktemp("warm") / "log")
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")
-def relaunch(cpu_ops: None) -> Iterator[Callable[[AttemptDir], Job]]:
+def start_ranks(warm: Warm) -> Iterator[StartRanks]:
     """Start the ranks of an attempt directory; none outlives the session."""
     jobs: list[Job] = []
 
-    def start(attempt: AttemptDir) -> Job:
-        jobs.append(start_ranks(attempt, load(TrialSpec, attempt.spec.read_text()).plan.ranks))
-        return jobs[-1]
+    def start(attempt: AttemptDir, ranks: int, *module: str) -> Job:
+        job = Job(attempt)
+        jobs.append(job)
+        for rank in range(ranks):
+            environment = rank_environment(rank, ranks, attempt)
+            job.ranks.append(warm.start(module, environment, attempt.log(rank)))
+        return job
 
     yield start
     for job in jobs:
         job.end()
+
+
+@pytest.fixture(scope="session")
+def relaunch(start_ranks: StartRanks) -> Callable[[AttemptDir], Job]:
+    """Start the ranks of an attempt directory that is there."""
+
+    def start(attempt: AttemptDir) -> Job:
+        ranks = load(TrialSpec, attempt.spec.read_text()).plan.ranks
+        return start_ranks(attempt, ranks, "train_entry", str(attempt.path))
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -211,8 +209,8 @@ def attempt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrialSpec], A
 
 
 @pytest.fixture(scope="session")
-def run_module(cpu_ops: None) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`python -m` these arguments, to its end, without a launcher's environment."""
+def run_module(warm: Warm) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`python -m` these arguments, to its end, as a process that imports everything itself."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -227,23 +225,21 @@ def run_module(cpu_ops: None) -> Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def train_all(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Trained]]:
-    """Every spec, one after another in one process a rank: see matrix.py."""
-    jobs: list[Job] = []
+def train_all(
+    start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Mapping[str, TrialSpec]], Trained]:
+    """Every spec, one after another in one process a rank: see tests/support/matrix.py."""
 
     def train(specs: Mapping[str, TrialSpec]) -> Trained:
-        root = tmp_path_factory.mktemp("matrix")
-        attempts = {name: write_attempt(root / name, spec) for name, spec in specs.items()}
+        root = AttemptDir(tmp_path_factory.mktemp("matrix"))
+        attempts = {name: write_attempt(root.path / name, spec) for name, spec in specs.items()}
         ranks = next(iter(specs.values())).plan.ranks
         paths = [str(attempt.path) for attempt in attempts.values()]
-        jobs.append(start_ranks(AttemptDir(root), ranks, "tests.support.matrix", *paths))
-        trained = Trained(job=jobs[-1], attempts=attempts)
-        assert jobs[-1].wait(MATRIX_MAY_TAKE_S) == [0] * ranks, trained.logs
-        return trained
+        job = start_ranks(root, ranks, "tests.support.matrix", *paths)
+        assert job.wait(MATRIX_MAY_TAKE_S) == [0] * ranks, job.logs
+        return Trained(job=job, attempts=attempts)
 
-    yield train
-    for job in jobs:
-        job.end()
+    return train
 
 
 @pytest.fixture

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.plan.rules import RULES
-from tests.support.paths import ROOT
-from tests.train_entry.conftest import plain_environment
+from tests.train_entry.conftest import StartRanks
+from train_entry.contract import AttemptDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
@@ -91,23 +89,18 @@ def nvme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(cpu_ops: None, nvme: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def seen(
+    start_ranks: StartRanks, nvme: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """Every case, on two ranks, in one pair of processes."""
-    folder = tmp_path_factory.mktemp("illegal")
-    (folder / "cases.json").write_text(json.dumps(cases(str(nvme))))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(ROOT / "tests" / "support" / "illegal_runs.py")]
-    command += [str(folder / "cases.json"), str(folder / "answers.json")]
-    environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
-    with (folder / "log").open("w") as log:
-        ranks = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        ranks.wait(MAY_TAKE_S)
-    finally:
-        ranks.kill()  # and with it the ranks, which die with their parent
-    assert (folder / "answers.json").exists(), (folder / "log").read_text()[-3000:]
-    answers: dict[str, dict[str, Any]] = json.loads((folder / "answers.json").read_text())
-    return answers
+    folder = AttemptDir(tmp_path_factory.mktemp("illegal"))
+    questions, answers = folder.path / "cases.json", folder.path / "answers.json"
+    questions.write_text(json.dumps(cases(str(nvme))))
+    ranks = start_ranks(folder, 2, "tests.support.illegal_runs", str(questions), str(answers))
+    ranks.wait(MAY_TAKE_S)
+    assert answers.exists(), ranks.logs
+    found: dict[str, dict[str, Any]] = json.loads(answers.read_text())
+    return found
 
 
 # A rule, a case that it refuses, and what DeepSpeed says.

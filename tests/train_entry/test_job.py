@@ -59,7 +59,7 @@ def test_half_precision_with_checkpointing_measures_every_timed_step(half: Any) 
         assert outcome.rank == rank
         assert len(outcome.step_s) == 3
         assert min(outcome.step_s) > 0
-        assert outcome.startup_s > 1
+        assert outcome.startup_s > 0
 
 
 def test_only_timed_steps_are_marked_and_tokens_add_up(half: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_rank_whose_peer_is_killed_says_so_and_shows_its_stacks_on_the_way(
     job = launch(tiny(measure=MeasureSpec(warmup_steps=1, steps=10**6, split_steps=0)))
     wait_until(lambda: len(job.steps) > 3)
     job.ranks[0].send_signal(signal.SIGUSR1)
-    wait_until(lambda: "measure.py" in job.attempt.stacks(0).read_text())
+    wait_until(lambda: "measure/clock.py" in job.attempt.stacks(0).read_text())
     job.ranks[1].kill()
     assert job.wait() == [1, -signal.SIGKILL]
     failure = job.outcome(0)

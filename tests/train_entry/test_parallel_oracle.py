@@ -77,5 +77,5 @@ def test_parameters_are_counted_whole_on_every_rank(run: tuple[Plans, Any]) -> N
 
 def test_neighbours_share_matrices_and_the_farthest_are_stages() -> None:
     plan: Plan = cases.parallel(1, ranks=8, tensor=2, pipeline=2)
-    places = [(at.stage, at.data, at.tensor) for at in map(plan.place, range(8))]
+    places = [(at.stage, at.data, at.tensor) for at in map(plan.coordinates, range(8))]
     assert places == [(s, d, t) for s in (0, 1) for d in (0, 1) for t in (0, 1)]

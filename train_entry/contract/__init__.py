@@ -8,6 +8,7 @@ A *plan* is what we intend, a *measurement* what we saw, a *failure* why we saw 
 Numbers carry their unit in their name; sizes are bytes, times are seconds, batches are sequences.
 """
 
+from train_entry.contract.job.files import AttemptDir
 from train_entry.contract.job.results import (
     DeviceHealth,
     Failure,
@@ -27,6 +28,7 @@ from train_entry.contract.job.results import (
 from train_entry.contract.job.scratch import delete_abandoned_scratch, lock_scratch, scratch_prefix
 from train_entry.contract.job.spec import (
     AioPlan,
+    Coordinates,
     DataSpec,
     DdpPlan,
     Expected,
@@ -35,7 +37,6 @@ from train_entry.contract.job.spec import (
     ModelShape,
     OffloadPlan,
     OptimizerPlan,
-    Place,
     Plan,
     SchedulePlan,
     TimeLimits,
@@ -44,15 +45,8 @@ from train_entry.contract.job.spec import (
 )
 from train_entry.contract.job.volume import tensor_volume_bytes
 from train_entry.contract.shared.codec import ContractError, dump, load
-from train_entry.contract.shared.files import (
-    AttemptDir,
-    StudyDir,
-    TrialDir,
-    append_line,
-    read_document,
-    read_lines,
-    write_atomic,
-)
+from train_entry.contract.shared.files import append_line, read_document, read_lines, write_atomic
+from train_entry.contract.shared.text import GIB, KIB, MIB, digits, gib, short, size_text, typed
 from train_entry.contract.shared.words import (
     AttemptKind,
     Attention,
@@ -66,32 +60,33 @@ from train_entry.contract.shared.words import (
     Phase,
     Precision,
     Purpose,
+    Scalar,
     Schedule,
     State,
     TimingEnd,
 )
+from train_entry.contract.study.estimate import Advice, Estimate, Reason
+from train_entry.contract.study.files import StudyDir, TrialDir, read_trial
 from train_entry.contract.study.goals import GOALS, Figures, Goal
-from train_entry.contract.study.records import (
-    Advice,
-    Elapsed,
-    Estimate,
-    Reason,
-    Repeat,
-    Scalar,
-    Standing,
-    StudyRecord,
-    Trial,
-    Winner,
-)
+from train_entry.contract.study.ranking import Ranking, launch_noise, on_front, undrifted
+from train_entry.contract.study.records import Standing, StudyRecord, Winner
+from train_entry.contract.study.trial import INFEASIBLE, Attempt, Closing, Elapsed, Trial, state_of
 
 __all__ = [
+    "GIB",
     "GOALS",
+    "INFEASIBLE",
+    "KIB",
+    "MIB",
     "Advice",
     "AioPlan",
+    "Attempt",
     "AttemptDir",
     "AttemptKind",
     "Attention",
+    "Closing",
     "ContractError",
+    "Coordinates",
     "DataSpec",
     "DdpPlan",
     "DeviceHealth",
@@ -119,15 +114,14 @@ __all__ = [
     "Origin",
     "Outcome",
     "Phase",
-    "Place",
     "Plan",
     "Precision",
     "Purpose",
     "RankExit",
     "RankMeasurement",
     "RankOutcome",
+    "Ranking",
     "Reason",
-    "Repeat",
     "Scalar",
     "Schedule",
     "SchedulePlan",
@@ -148,12 +142,22 @@ __all__ = [
     "ZeroPlan",
     "append_line",
     "delete_abandoned_scratch",
+    "digits",
     "dump",
+    "gib",
+    "launch_noise",
     "load",
     "lock_scratch",
+    "on_front",
     "read_document",
     "read_lines",
+    "read_trial",
     "scratch_prefix",
+    "short",
+    "size_text",
+    "state_of",
     "tensor_volume_bytes",
+    "typed",
+    "undrifted",
     "write_atomic",
 ]

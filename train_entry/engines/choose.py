@@ -41,7 +41,7 @@ def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device,
     if plan.pipeline > 1:
         from train_entry.model import stages
 
-        return stages.Staged(plan, plan.place(rank), dtype, device)
+        return stages.Staged(plan, plan.coordinates(rank), dtype, device)
     if plan.tensor > 1:
         # DeepSpeed splits a whole model: not on the device, which may have room for a part only.
         return Replicated(torch.device("cpu"), dtype)

@@ -90,7 +90,7 @@ class Stages(PipelineModule):  # type: ignore[misc]
             loss_fn=stage.loss,
             partition_method="uniform",
         )
-        self._count_once(plan.place(self.global_rank).tensor)
+        self._count_once(plan.coordinates(self.global_rank).tensor)
         if plan.tensor > 1:
             split.join(model, self._grid.get_slice_parallel_group())
 

@@ -99,9 +99,7 @@ def gather() -> Facts:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns of an old driver or GPU in many words; problem() says it
+        warnings.simplefilter("ignore")  # torch warns of an old driver or GPU at length; problem() says it
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     return Facts(

@@ -15,7 +15,7 @@ from train_entry.contract import DeviceHealth, StepMetrics, StepSplit, TimingEnd
 from train_entry.engines.base import Held, Part, TrainEngine
 from train_entry.failures import DivergedError
 from train_entry.measure import health, stopping
-from train_entry.progress import Progress
+from train_entry.progress import Heartbeats
 
 PartTime = tuple[Part, float]  # seconds
 ENDS: tuple[TimingEnd | None, ...] = (None, *TimingEnd)  # as rank 0 sends them; None: timing goes on
@@ -64,7 +64,7 @@ class StepClock:
         batches: Iterator[torch.Tensor],
         spec: TrialSpec,
         device: torch.device,
-        progress: Progress,
+        progress: Heartbeats,
     ) -> None:
         self._engine = engine
         self._batches = (batch.to(device) for batch in batches)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from train_entry.contract import Place, Plan
+from train_entry.contract import Coordinates, Plan
 from train_entry.model import split
 
 
@@ -51,7 +51,7 @@ class NoPositions(torch.nn.Module):
 class Staged:
     """A rank makes the parameters of its stage only, however large the model. See engine.Sharding."""
 
-    def __init__(self, plan: Plan, place: Place, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, plan: Plan, place: Coordinates, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._plan = plan
         self._at = place

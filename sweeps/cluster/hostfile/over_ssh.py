@@ -8,7 +8,6 @@ trial outlives the orchestrator; and when it dies, its ssh connections end, and 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import shlex
@@ -18,13 +17,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from sweeps.cluster.hostfile.hosts import address_of
 from sweeps.cluster.hostfile.on_host import End, Run
 from sweeps.cluster.node.rendezvous import ADDRESS
+from sweeps.cluster.node.steps import Part, RunningPart, Step
 from sweeps.paths import ROOT
 from train_entry.contract import (
     AttemptDir,
@@ -114,99 +114,72 @@ def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
     return [host for host, ended in zip(record.hosts, done, strict=True) if not ended]
 
 
-@dataclass
-class _Node:
-    """One host's part of the trial."""
-
-    host: str
-    process: subprocess.Popen[bytes]
-    ranks: range
-    over_at: float | None = None
-
-
-@dataclass
 class _Watch:
-    """All nodes of the trial."""
+    """The trial on all its hosts: a part of the step for each."""
 
-    launch: Launch
-    nodes: list[_Node] = field(default_factory=list)
-    is_told: bool = False
+    def __init__(self, launch: Launch) -> None:
+        self.is_told = False
+        self._launch = launch
+        self._attempt = AttemptDir(Path(launch.attempt))
+        self._step = Step(ENDING_S)
+        self._ranks: list[range] = []  # of each part
 
     def tell(self, _signal: int, _frame: FrameType | None) -> None:
         self.is_told = True
 
-    @property
-    def attempt(self) -> AttemptDir:
-        return AttemptDir(Path(self.launch.attempt))
-
     def start(self) -> None:
         first = 0
-        self.attempt.submitit.mkdir(parents=True, exist_ok=True)
-        for number, (host, ids) in enumerate(self.launch.slots.items()):
-            with (self.attempt.submitit / f"node-{number}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    on_host(self.launch.ssh, host, "run"),
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            self.nodes.append(_Node(host, process, range(first, first + len(ids))))
+        for ids in self._launch.slots.values():
+            self._ranks.append(range(first, first + len(ids)))
             first += len(ids)
-            self._order(process, self._run(number, host))
-
-    def _run(self, node: int, host: str) -> Run:
-        return Run(
-            attempt=self.launch.attempt,
-            node=node,
-            command=launcher_command(self.launch, node),
-            environment={ADDRESS: address_of(host), **self.launch.environment},
+        self._step = Step.start(
+            [self._part(node, host) for node, host in enumerate(self._launch.slots)], ENDING_S
         )
 
-    def _order(self, process: subprocess.Popen[bytes], order: Run) -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then it has ended, and its status says why
-            process.stdin.write(dump(order, indent=None).encode() + b"\n")
-            process.stdin.flush()
+    def _part(self, node: int, host: str) -> Part:
+        order = Run(
+            attempt=self._launch.attempt,
+            node=node,
+            command=launcher_command(self._launch, node),
+            environment={ADDRESS: address_of(host), **self._launch.environment},
+        )
+        return Part(
+            command=tuple(on_host(self._launch.ssh, host, "run")),
+            log=self._attempt.submitit / f"node-{node}.log",
+            order=dump(order, indent=None),
+        )
 
     def wait(self) -> None:
-        """Until all nodes have ended, or one has without a word and the others had time to notice."""
-        while not self.is_told and any(node.process.poll() is None for node in self.nodes):
+        """Until all hosts have ended, or one has without a word and the others had time to notice."""
+        while not self.is_told and not self._step.reap():
             now = time.monotonic()
-            for node in self.nodes:
-                if node.process.poll() is not None:
-                    node.over_at = node.over_at or now
-            if any(now - (node.over_at or now) > PEERS_S for node in self._silent()):
+            if any(now - (part.over_at or now) > PEERS_S for _, part in self._silent()):
                 break
             time.sleep(POLL_S)
-        if not self.is_told and (silent := list(self._silent())):
-            write_atomic(self.attempt.scheduler, dump(_word(silent[0])))
+        if not self.is_told and (silent := self._silent()):
+            write_atomic(self._attempt.scheduler, dump(_word(*silent[0])))
 
-    def _silent(self) -> list[_Node]:
-        """Nodes that have ended, and whose ranks have not all said how."""
-        over = [node for node in self.nodes if node.process.poll() is not None]
-        for node in over:
-            node.over_at = node.over_at or time.monotonic()
-        there = set(os.listdir(self.attempt.path))  # NFS answers this afresh
-        return [node for node in over if not there >= {self.attempt.exit(rank).name for rank in node.ranks}]
+    def _silent(self) -> list[tuple[str, RunningPart]]:
+        """Hosts whose part has ended, and whose ranks have not all said how."""
+        there = set(os.listdir(self._attempt.path))  # NFS answers this afresh
+        parts = zip(self._launch.slots, self._step.parts, self._ranks, strict=True)
+        return [
+            (host, part)
+            for host, part, ranks in parts
+            if part.status is not None and not there >= {self._attempt.exit(rank).name for rank in ranks}
+        ]
 
     def end(self) -> None:
-        for node in self.nodes:
-            if node.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    node.process.stdin.close()
-        deadline = time.monotonic() + ENDING_S
-        for node in self.nodes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.process.wait(max(0.0, deadline - time.monotonic()))
-            node.process.kill()
+        while not self._step.reap():
+            self._step.end()
+            time.sleep(POLL_S)
 
 
-def _word(node: _Node) -> SchedulerWord:
-    status = node.process.returncode
-    state = "connection lost" if status == LOST_CONNECTION else f"status {status}"
+def _word(host: str, part: RunningPart) -> SchedulerWord:
+    state = "connection lost" if part.status == LOST_CONNECTION else f"status {part.status}"
     return SchedulerWord(
         scheduler="ssh",
-        job_id=node.host,
+        job_id=host,
         state=state,
         kind=FailureKind.NODE_LOST,
         detail="its ranks left no word; the end of submitit/node-*.log may say why",

@@ -18,8 +18,7 @@ from sweeps.cluster.node.facilities import (
 from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
-
-GIB = 2**30
+from train_entry.contract import GIB
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:

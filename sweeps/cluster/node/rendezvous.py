@@ -36,7 +36,7 @@ class RendezvousError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """Where one process of a job stands."""
 
     rank: int
@@ -46,7 +46,7 @@ class Place:
     job_id: str = ""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Place:
+    def from_env(cls, environ: Mapping[str, str]) -> RankPlace:
         """As DeepSpeed's launcher, torchrun or srun set it. Raises RendezvousError where none of them did."""
         for names in (_LAUNCHER, _SRUN):
             if names["rank"] in environ and names["ranks"] in environ:
@@ -57,7 +57,7 @@ class Place:
         )
 
     @classmethod
-    def _read(cls, environ: Mapping[str, str], names: Mapping[str, str]) -> Place:
+    def _read(cls, environ: Mapping[str, str], names: Mapping[str, str]) -> RankPlace:
         ranks, rank = int(environ[names["ranks"]]), int(environ[names["rank"]])
         local_rank = int(environ.get(names["local_rank"], rank))
         return cls(
@@ -107,7 +107,7 @@ class Address:
 
 
 @contextmanager
-def meeting(attempt: AttemptDir, place: Place, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def meeting(attempt: AttemptDir, place: RankPlace, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """What a rank's environment needs to find its peers. Raises RendezvousError.
 
     On one host a file: two trials cannot clash over it, and no port has to be free.

@@ -23,7 +23,7 @@ import submitit
 
 from sweeps.cluster.node.operators import local_ops
 from sweeps.cluster.node.processes import adopt_orphans, die_with_parent, end_descendants, start_ticks
-from sweeps.cluster.node.rendezvous import Place, RendezvousError, meeting
+from sweeps.cluster.node.rendezvous import RankPlace, RendezvousError, meeting
 from train_entry.contract import (
     AttemptDir,
     ContractError,
@@ -56,7 +56,7 @@ MAX_GPU_THREADS = 8  # beyond that host threads no longer help a rank that compu
 def supervise(attempt_path: str) -> None:
     """What submitit calls, in each task of a job."""
     environment = submitit.JobEnvironment()
-    place = Place(
+    place = RankPlace(
         rank=environment.global_rank,
         local_rank=environment.local_rank,
         ranks=environment.num_tasks,
@@ -66,7 +66,7 @@ def supervise(attempt_path: str) -> None:
     supervise_rank(AttemptDir(Path(attempt_path)), place)
 
 
-def supervise_rank(attempt: AttemptDir, place: Place) -> None:
+def supervise_rank(attempt: AttemptDir, place: RankPlace) -> None:
     """Run one rank of an attempt to its end, write how it ended, and leave nothing of it behind."""
     die_with_parent()
     adopt_orphans()
@@ -84,7 +84,7 @@ def supervise_rank(attempt: AttemptDir, place: Place) -> None:
         delete_abandoned_scratch(Path(nvme_path))
 
 
-def _run(watch: _Watch, place: Place) -> RankExit:
+def _run(watch: _Watch, place: RankPlace) -> RankExit:
     """The rank's exit; where the ranks cannot meet, an outcome that says so, and no rank."""
     try:
         with local_ops(os.environ, watch.note) as ops, meeting(watch.attempt, place, os.environ) as meet:
@@ -106,7 +106,7 @@ def job_record(job_id: str, leader: int) -> JobRecord:
     )
 
 
-def rank_environment(spec: TrialSpec, place: Place, meet: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(spec: TrialSpec, place: RankPlace, meet: Mapping[str, str]) -> dict[str, str]:
     """The environment of a rank: its place, its threads, and where it meets its peers."""
     threads = 1 if spec.device == "cpu" else min(MAX_GPU_THREADS, _cores(place))
     return {
@@ -122,7 +122,7 @@ def rank_environment(spec: TrialSpec, place: Place, meet: Mapping[str, str]) -> 
     }
 
 
-def _cores(place: Place) -> int:
+def _cores(place: RankPlace) -> int:
     """A rank's own. Slurm binds each task to its share already, where the site has it so."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(given) if given.isdigit() else max(1, len(os.sched_getaffinity(0)) // place.ranks_here)
@@ -242,9 +242,8 @@ class _Watch:
 
     def _end(self, process: subprocess.Popen[bytes], reason: ExitReason) -> None:
         if reason in (ExitReason.HUNG, ExitReason.TIMED_OUT) and self.phase is not None:
-            process.send_signal(
-                signal.SIGUSR1
-            )  # faulthandler writes the stacks, also from inside a collective
+            # faulthandler writes the stacks, also from inside a collective.
+            process.send_signal(signal.SIGUSR1)
             time.sleep(STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -272,7 +271,7 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m sweeps.cluster.node.supervisor ATTEMPT_DIR", file=sys.stderr)
         return 2
     try:
-        place = Place.from_env(os.environ)
+        place = RankPlace.from_env(os.environ)
     except RendezvousError as error:
         print(error, file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from sweeps.cluster.slurm.submit import Executor
 from sweeps.config.schema import ClusterConfig, LimitsConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
-from train_entry.contract import TimeLimits
+from train_entry.contract import GIB, TimeLimits
 
 PLAIN_FEATURES = re.compile(r"[\w.&,+-]+")  # of a constraint: all of these; else only Slurm can tell
 
@@ -140,7 +140,7 @@ def _problems(
     longest = inside[0].longest_min
     if cluster.time_min and longest is not None and cluster.time_min > longest:
         yield f"cluster.time_min={cluster.time_min}: {where} allows {longest} minutes at most"
-    most = max((node.memory_bytes for node in chosen), default=0) / 2**30
+    most = max((node.memory_bytes for node in chosen), default=0) / GIB
     if cluster.memory_gib and chosen and cluster.memory_gib > most:
         yield f"cluster.memory_gib={cluster.memory_gib:g}: nodes of {where} have {most:.1f} GiB"
 

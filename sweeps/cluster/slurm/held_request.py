@@ -10,11 +10,11 @@ from typing import Any
 
 from sweeps.cluster.slots import Layout
 from sweeps.cluster.slurm.queries import JobFacts
-from sweeps.cluster.slurm.request import MIB, Site, gpus, job_name, memory, submitit_parameters
+from sweeps.cluster.slurm.request import Site, gpus, job_name, memory, submitit_parameters
 from sweeps.cluster.slurm.states import KINDS
 from sweeps.config.schema import ClusterConfig
 from sweeps.errors import ConfigError
-from train_entry.contract import AttemptDir, FailureKind, SchedulerWord, StudyDir, TrialSpec
+from train_entry.contract import GIB, MIB, AttemptDir, FailureKind, SchedulerWord, StudyDir, TrialSpec
 
 HOLD_MIN = 480
 LONGER = 2.0  # than what trials took so far, or are expected to: they differ
@@ -111,7 +111,7 @@ def _share(site: Site, layout: Layout) -> list[str]:
     found = []
     if machine.device == "cuda":
         found.append(f"--gpus-per-node={gpus(cluster, layout)}")
-    has_bytes = cluster.memory_gib * 2**30 if cluster.memory_gib else machine.host_memory_bytes
+    has_bytes = cluster.memory_gib * GIB if cluster.memory_gib else machine.host_memory_bytes
     if tasks < machine.ranks_per_node and has_bytes:
         part = has_bytes * tasks / machine.ranks_per_node * PART_OF_MEMORY
         found.append(f"--mem={math.floor(part / MIB)}M")

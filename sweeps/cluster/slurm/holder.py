@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from sweeps.cluster.node.steps import Part, Step
 from sweeps.cluster.slurm.queries import ask, clean_environment
 from train_entry.contract import ContractError, dump, read_document, write_atomic
 
@@ -100,18 +100,12 @@ class HoldDir:
 
 
 @dataclass
-class _Step:
-    process: subprocess.Popen[bytes]
-    told_at: float | None = None  # when it was to end
-
-
-@dataclass
 class _Holding:
     """One allocation while it is held."""
 
     directory: HoldDir
     idle_s: float
-    steps: dict[str, _Step] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)
     busy_at: float = field(default_factory=time.monotonic)
     is_told: bool = False
 
@@ -127,8 +121,8 @@ class _Holding:
         if not self.is_told and self.directory.release.name not in self.directory.names():
             self._turn(self.directory.names())  # an order that came at the last moment
         while self.steps:
-            for name in self.steps:
-                self._end(name)
+            for step in self.steps.values():
+                step.end()
             self._reap()
             time.sleep(LOOK_S)
 
@@ -143,9 +137,9 @@ class _Holding:
             step = order.removesuffix(".order")
             if self.directory.begun(step).name not in names and step not in self.steps:
                 self._start(step)
-        for name in self.steps:
+        for name, running in self.steps.items():
             if self.directory.cancel(name).name in names:
-                self._end(name)
+                running.end()
         self._reap()
 
     def _start(self, step: str) -> None:
@@ -158,31 +152,19 @@ class _Holding:
         if order is None:
             return
         self.directory.begun(step).touch()
-        with Path(order.log).open("ab") as log:
-            process = subprocess.Popen(
-                order.command,
-                env=clean_environment(),  # our own job's variables would shape its steps
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.steps[step] = _Step(process)
-
-    def _end(self, step: str) -> None:
-        found = self.steps[step]
-        now = time.monotonic()
-        if found.told_at is None:
-            found.told_at = now
-            found.process.send_signal(signal.SIGTERM)  # srun passes it on to the supervisors
-        elif now - found.told_at > PATIENCE_S:
-            found.process.send_signal(signal.SIGQUIT)  # srun kills its step
-            found.told_at = now
+        srun = Part(
+            command=order.command,
+            log=Path(order.log),
+            environment=clean_environment(),  # our own job's variables would shape its steps
+            last_word=signal.SIGQUIT,  # srun kills its step; what tells it to end it passes on
+        )
+        self.steps[step] = Step.start([srun], PATIENCE_S)
 
     def _reap(self) -> None:
         for name, step in list(self.steps.items()):
-            if (returncode := step.process.poll()) is not None:
-                write_atomic(self.directory.ended(name), dump(StepEnd(returncode=returncode)))
+            if step.reap():
+                end = StepEnd(returncode=step.parts[0].status or 0)
+                write_atomic(self.directory.ended(name), dump(end))
                 del self.steps[name]
 
 

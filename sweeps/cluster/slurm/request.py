@@ -14,10 +14,8 @@ from sweeps.cluster.slots import Layout
 from sweeps.config.schema import ClusterConfig
 from sweeps.machine import Machine
 from sweeps.paths import ROOT
-from train_entry.contract import TimeLimits, TrialSpec
+from train_entry.contract import GIB, MIB, TimeLimits, TrialSpec
 
-MIB = 2**20
-GIB = 2**30
 # Of the time that the estimate expects for the steps: it may be off by a factor of a few on unknown nodes.
 RUN_FACTOR = 10.0
 RUN_LEAST_S = 300.0

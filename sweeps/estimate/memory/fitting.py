@@ -20,9 +20,8 @@ from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.memory.account import ACTIVATIONS, LOGITS, STEP, Memory, PhaseMemory
 from sweeps.estimate.memory.classes import PlanClass, class_of
 from sweeps.estimate.memory.model import COLD, MemoryFactors, memory_of
-from train_entry.contract import ModelShape, Plan
+from train_entry.contract import GIB, ModelShape, Plan
 
-GIB = 2**30
 # Relative error of a measured peak that a good estimate leaves: rounding in torch's allocator, timing.
 NOISE = 0.015
 # A limit says less exactly what was needed: gaps between tensors differ from run to run.

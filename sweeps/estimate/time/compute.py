@@ -123,7 +123,7 @@ def _weight_traffic_s(plan: Plan, model: ModelShape, hardware: Hardware) -> tupl
     scale = flops.element_scale(plan.precision)
     if plan.engine is Engine.DDP and plan.precision is not Precision.FP32:
         return held * AUTOCAST_FORWARD_BYTES / rate, held * AUTOCAST_BACKWARD_BYTES / rate
-    if plan.engine is Engine.DEEPSPEED and plan.zero.stage >= 2:
+    if plan.zero.stage >= 2:
         return 0.0, held * BUCKET_BYTES * scale / rate
     return 0.0, held * ACCUMULATE_BYTES * scale / rate if plan.grad_accum > 1 else 0.0
 
@@ -141,13 +141,13 @@ def _launch_s(plan: Plan, model: ModelShape, blocks: int, recomputed: int) -> fl
 
 def _bucket_host_s(plan: Plan) -> float:
     """Of one block and micro-batch, on average over a step."""
-    if plan.engine is Engine.DDP or plan.zero.stage == 0:
+    if plan.zero.stage == 0:
         return 0.0
     return BUCKET_HOST_S if plan.zero.stage >= 2 else BUCKET_HOST_S / plan.grad_accum
 
 
 def _hooks_s(plan: Plan, blocks: int, recomputed: int) -> float:
-    if plan.engine is not Engine.DEEPSPEED or plan.zero.stage < 3:
+    if plan.zero.stage < 3:
         return 0.0
     peers = GATHER_PEERS_HOST if plan.data > 1 else 1.0
     return (2 * blocks + recomputed * GATHER_AGAIN_HOST) * GATHER_HOST_S * peers
@@ -162,7 +162,7 @@ def _compiles(plan: Plan) -> bool:
     """Stage 3's hooks break the graph around every module: nothing is left to fuse (llama_160m on two H200s:
     65.5 thousand tokens/s as written, 63.3 compiled).
     """
-    return plan.compile and not (plan.engine is Engine.DEEPSPEED and plan.zero.stage == 3)
+    return plan.compile and plan.zero.stage != 3
 
 
 def _fused(plan: Plan) -> float:

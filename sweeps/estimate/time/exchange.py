@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from sweeps.estimate import flops
 from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.time.collectives import Group, data_group, nodes_of, secondary_group
-from train_entry.contract import Engine, ModelShape, Offload, Plan, Precision
-
-MIB = 2**20
+from train_entry.contract import MIB, Engine, ModelShape, Offload, Plan, Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +43,7 @@ def exchange_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Exchange:
         return ALONE
     group = data_group(plan, hardware)
     held = held_parameters(plan, model)
-    stage = plan.zero.stage if plan.engine is Engine.DEEPSPEED else 0
+    stage = plan.zero.stage
     reduce_s = _reduce_s(plan, group, held, hardware)
     bucket = min(1.0, _bucket_elements(plan) / held)
     return Exchange(
@@ -83,7 +81,7 @@ def gathers(plan: Plan, model: ModelShape) -> float:
 def _reduce_s(plan: Plan, group: Group, held: float, hardware: Hardware) -> float:
     size = held * _gradient_bytes(plan)
     zero = plan.zero
-    if plan.engine is Engine.DDP or zero.stage == 0:
+    if zero.stage == 0:
         return group.all_reduce_s(size)
     if zero.stage == 3:
         is_quantized = zero.quantized_gradients and nodes_of(plan, hardware) > 1

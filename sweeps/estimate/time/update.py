@@ -52,8 +52,7 @@ class Update:
 
 
 def update_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Update:
-    stage = plan.zero.stage if plan.engine is Engine.DEEPSPEED else 0
-    part = held_parameters(plan, model) / (plan.data if stage else 1)
+    part = held_parameters(plan, model) / (plan.data if plan.zero.stage else 1)
     on_cpu = _cpu_share(plan, part)
     blocks = math.ceil(model.layers / plan.pipeline)
     per_block = DDP_BLOCK_HOST_S if plan.engine is Engine.DDP else ZERO_BLOCK_HOST_S

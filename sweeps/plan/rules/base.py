@@ -48,8 +48,8 @@ class Draft:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage as asked, whatever the engine."""
-        return self.config.zero.stage
+        """The ZeRO stage in effect: ddp has none."""
+        return self.config.zero.stage if self.is_deepspeed else 0
 
 
 Check = Callable[[Draft], str | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sweeps.config.fields import block_interval
+from sweeps.config.keys import block_interval
 from sweeps.plan.rules.base import Draft, rule
 
 LEAST_WARMUP_STEPS = 2  # of DeepSpeed's schedules: deepspeed/runtime/lr_schedules.py

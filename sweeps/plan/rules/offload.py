@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from sweeps.plan.rules.base import Draft, rule
+from train_entry.contract import size_text
 
-GIB = 2**30
 # Written by ZeRO-3 for each parameter of the model, over all ranks: fp32 master, and two moments or one.
 OPTIMIZER_BYTES = {"adamw": 12, "sgd": 8}
 GRADIENT_BYTES = 4  # and gradients, in fp32
@@ -58,7 +58,7 @@ def param_offload_needs_stage_3(draft: Draft) -> str | None:
 @rule(source="deepspeed/runtime/zero/stage_1_and_2.py: any device but none counts as cpu")
 def nvme_needs_stage_3(draft: Draft) -> str | None:
     """Stages 1 and 2 take nvme for cpu, and write nothing."""
-    if not draft.is_deepspeed or draft.stage not in (1, 2) or draft.config.zero.offload_optimizer != "nvme":
+    if draft.stage not in (1, 2) or draft.config.zero.offload_optimizer != "nvme":
         return None
     return (
         f"zero.offload_optimizer=nvme with zero.stage={draft.stage} would be taken for cpu; "
@@ -156,8 +156,8 @@ def the_nvme_has_space(draft: Draft) -> str | None:
     if need_bytes <= nvme.free_bytes:
         return None
     return (
-        f"offload to nvme writes {need_bytes / GIB:,.1f} GiB a node, and cluster.nvme_path={nvme.path} has "
-        f"{nvme.free_bytes / GIB:,.1f} GiB free"
+        f"offload to nvme writes {size_text(need_bytes)} a node, and cluster.nvme_path={nvme.path} has "
+        f"{size_text(nvme.free_bytes)} free"
     )
 
 

@@ -73,7 +73,7 @@ def accumulation_in_another_format_needs_a_zero_stage(draft: Draft) -> str | Non
 def accumulation_is_in_a_wider_format(draft: Draft) -> str | None:
     """DeepSpeed accepts it, and whether it does as told depends on the stage."""
     asked = draft.config.grad_accum_dtype
-    if not draft.is_deepspeed or draft.stage == 0 or asked in ("auto", "fp32", draft.precision):
+    if draft.stage == 0 or asked in ("auto", "fp32", draft.precision):
         return None
     return (
         f"grad_accum_dtype={asked} with precision={draft.precision}: it is no wider, and ZeRO-2 ignores it "

@@ -8,16 +8,17 @@ from sweeps.plan.rules.base import Draft, choices, divisors, rule
 @rule(source="torch DistributedDataParallel keeps whole replicas")
 def ddp_shards_nothing(draft: Draft) -> str | None:
     """ddp is the baseline that keeps everything on every rank."""
-    if draft.is_deepspeed or draft.stage == 0:
+    asked = draft.config.zero.stage
+    if draft.is_deepspeed or asked == 0:
         return None
-    return f"engine=ddp cannot shard, but zero.stage={draft.stage}; engine=deepspeed can"
+    return f"engine=ddp cannot shard, but zero.stage={asked}; engine=deepspeed can"
 
 
 @rule(source="deepspeed/runtime/zero/stage_1_and_2.py, __init__: multiple of nccl_start_alignment_factor")
 def the_allgather_bucket_is_even(draft: Draft) -> str | None:
     """The size has no effect any more, but DeepSpeed still checks it."""
     size = int(draft.config.zero.allgather_bucket_size)
-    if not draft.is_deepspeed or draft.stage not in (1, 2) or size % 2 == 0:
+    if draft.stage not in (1, 2) or size % 2 == 0:
         return None
     return (
         f"zero.allgather_bucket_size={size} is odd, and DeepSpeed wants an even number; {size + 1} would do"
@@ -28,7 +29,7 @@ def the_allgather_bucket_is_even(draft: Draft) -> str | None:
 def a_second_shard_needs_stage_3(draft: Draft) -> str | None:
     """hpZ keeps a second copy of sharded weights: only stage 3 shards them."""
     size = draft.config.zero.hpz_partition_size
-    if size == 1 or (draft.is_deepspeed and draft.stage == 3):
+    if size == 1 or draft.stage == 3:
         return None
     return f"zero.hpz_partition_size={size} without sharded weights would be ignored; zero.stage may be 3"
 
@@ -38,7 +39,7 @@ def second_shards_divide_the_ranks(draft: Draft) -> str | None:
     """Groups of hpz_partition_size ranks, within a node, each hold all weights among themselves."""
     size = draft.config.zero.hpz_partition_size
     within = min(draft.ranks, draft.machine.ranks_per_node)
-    if size == 1 or not draft.is_deepspeed or draft.stage != 3:
+    if size == 1 or draft.stage != 3:
         return None
     if within % size == 0:
         return None
@@ -51,7 +52,7 @@ def second_shards_divide_the_ranks(draft: Draft) -> str | None:
 @rule(source="deepspeed/runtime/engine.py passes zero_quantized_weights to stage 3 only")
 def quantized_weights_need_stage_3(draft: Draft) -> str | None:
     """Only stage 3 gathers weights in the forward and backward pass."""
-    if not draft.config.zero.quantized_weights or (draft.is_deepspeed and draft.stage == 3):
+    if not draft.config.zero.quantized_weights or draft.stage == 3:
         return None
     return "zero.quantized_weights=true without sharded weights would be ignored; zero.stage may be 3"
 
@@ -59,7 +60,7 @@ def quantized_weights_need_stage_3(draft: Draft) -> str | None:
 @rule(source="deepspeed/runtime/zero/stage3.py, which alone reduces by quantized all-to-all")
 def quantized_gradients_need_stage_3(draft: Draft) -> str | None:
     """ZeRO++ is an extension of stage 3."""
-    if not draft.config.zero.quantized_gradients or (draft.is_deepspeed and draft.stage == 3):
+    if not draft.config.zero.quantized_gradients or draft.stage == 3:
         return None
     return "zero.quantized_gradients=true needs ZeRO-3, or would be ignored; zero.stage may be 3"
 

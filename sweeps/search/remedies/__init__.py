@@ -1,7 +1,7 @@
 """What to try after a trial that ran out of memory, in the order in which an experienced engineer would."""
 
 from sweeps.search.remedies.advise import (
-    Candidate,
+    ChangedPlan,
     Expect,
     Grounds,
     Option,
@@ -17,7 +17,7 @@ from sweeps.search.remedies.order import ALL, remedies_for
 
 __all__ = [
     "ALL",
-    "Candidate",
+    "ChangedPlan",
     "Changes",
     "Expect",
     "Grounds",

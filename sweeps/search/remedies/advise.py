@@ -25,7 +25,7 @@ from train_entry.contract import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class ChangedPlan:
     """A legal plan for changes of a trial's configuration."""
 
     plan: Plan
@@ -35,7 +35,7 @@ class Candidate:
 
 
 # Of changes made before, and a remedy's on top. None: no legal plan, or a remedy without effect.
-PlanOf = Callable[[Changes, Changes], Candidate | None]
+PlanOf = Callable[[Changes, Changes], ChangedPlan | None]
 
 
 Expect = Callable[[Plan], Estimate]  # what a plan needs, and whether it fits
@@ -58,7 +58,7 @@ class Option:
 
     remedy: Remedy
     why: str  # one line, with what it saves
-    candidate: Candidate  # its changes: all of them, from the trial that failed
+    candidate: ChangedPlan  # its changes: all of them, from the trial that failed
     expected: Estimate
     tried: Trial | None
 

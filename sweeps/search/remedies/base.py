@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sweeps.estimate.memory.share import shares
-from train_entry.contract import Engine, ModelShape, Plan, Scalar
-
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+from train_entry.contract import ModelShape, Plan, Scalar
 
 Changes = Mapping[str, Scalar]  # knobs and their new values
 
@@ -50,24 +48,9 @@ def remedy(cost: str, is_minor: bool = False) -> Callable[[Apply], Remedy]:
     return named
 
 
-def stage(plan: Plan) -> int:
-    """The ZeRO stage in effect: 0 for ddp."""
-    return plan.zero.stage if plan.engine is Engine.DEEPSPEED else 0
-
-
 def parameters(plan: Plan, model: ModelShape) -> int:
     """Of the fullest rank's part of the model, before ZeRO cuts it up."""
     return round(max(share.parameters for share in shares(plan, model)))
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    if count <= 0:
-        return "nothing"
-    unit, name = next(((unit, name) for unit, name in UNITS if count >= unit), UNITS[-1])
-    scaled = count / unit
-    decimals = 0 if scaled >= 100 else 1 if scaled >= 10 else 2
-    return f"{scaled:.{decimals}f} {name}"
 
 
 def rounded_up(number: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sweeps.search.remedies.base import Changes, Step, parameters, remedy, rounded_up, stage
+from sweeps.search.remedies.base import Changes, Step, parameters, remedy, rounded_up
 from train_entry.contract import Engine, ModelShape, Offload, Plan, Scalar
 
 # Elements. transformers' `auto` sets a reduce bucket to hidden x hidden: 4e6 at a width of 2048.
@@ -61,14 +61,14 @@ def _ddp_buckets(plan: Plan) -> Iterator[Step]:
 @remedy(cost="reducing gradients no longer hides behind the backward pass", is_minor=True)
 def overlap(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """Without overlap_comm, stages 1 and 2 need one bucket instead of two."""
-    if plan.zero.overlap_comm and stage(plan) in (1, 2):
+    if plan.zero.overlap_comm and plan.zero.stage in (1, 2):
         yield Step(changes={"zero.overlap_comm": False}, how="one bucket instead of two")
 
 
 @remedy(cost="weights are gathered later and more often: communication hides less", is_minor=True)
 def live_weights(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """Stage 3 keeps fewer whole weights at hand."""
-    if stage(plan) < 3:
+    if plan.zero.stage < 3:
         return
     zero = plan.zero
     held = min(zero.max_live_parameters, parameters(plan, model))
@@ -97,7 +97,7 @@ def sharding(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """The next ZeRO stage: a rank keeps a share of what all kept whole. Links between GPUs beat PCIe."""
     if plan.data == 1:
         return
-    for then in range(stage(plan) + 1, 4):
+    for then in range(plan.zero.stage + 1, 4):
         changes = _preset(plan, f"zero{then}", {"zero.stage": then})
         if plan.offload.devices:  # which a preset without offload would undo
             changes = {"zero.stage": then}
@@ -112,7 +112,7 @@ def optimizer_to_cpu(plan: Plan, model: ModelShape) -> Iterator[Step]:
     if plan.offload.optimizer is not Offload.NONE:
         return
     changes: Changes = {"zero.offload_optimizer": "cpu"}
-    if stage(plan) == 0:
+    if plan.zero.stage == 0:
         changes = _preset(plan, "zero2_offload", {"zero.stage": 2, **changes})
     yield Step(changes=changes, how=f"the optimizer's states go {ON_HOST}")
 
@@ -123,7 +123,7 @@ def weights_to_cpu(plan: Plan, model: ModelShape) -> Iterator[Step]:
     if plan.offload.param is not Offload.NONE:
         return
     how = f"the weights go {ON_HOST}"
-    if stage(plan) == 3:
+    if plan.zero.stage == 3:
         yield Step(changes={"zero.offload_param": "cpu"}, how=how)
     elif plan.data == 1 and plan.offload.optimizer is Offload.CPU:  # else that comes first, or sharding
         knobs: Changes = {"zero.stage": 3, "zero.offload_optimizer": "cpu", "zero.offload_param": "cpu"}
@@ -135,7 +135,7 @@ def optimizer_to_nvme(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """The optimizer's states go to a local disk."""
     if plan.offload.optimizer is not Offload.NONE:
         return
-    if stage(plan) == 3:
+    if plan.zero.stage == 3:
         yield Step(changes={"zero.offload_optimizer": "nvme"}, how=f"the optimizer's states go {ON_DISK}")
     elif plan.data == 1:  # else sharding comes first
         knobs: Changes = {"zero.stage": 3, "zero.offload_optimizer": "nvme", "zero.offload_param": "nvme"}
@@ -146,7 +146,7 @@ def optimizer_to_nvme(plan: Plan, model: ModelShape) -> Iterator[Step]:
 @remedy(cost="every micro-batch reads the weights from the disk twice")
 def weights_to_nvme(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """The weights go to a local disk."""
-    if plan.offload.param is Offload.NONE and stage(plan) == 3:
+    if plan.offload.param is Offload.NONE and plan.zero.stage == 3:
         yield Step(changes={"zero.offload_param": "nvme"}, how=f"the weights go {ON_DISK}")
 
 

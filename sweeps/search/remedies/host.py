@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sweeps.search.remedies.base import Changes, Step, parameters, remedy, rounded_up, stage
+from sweeps.search.remedies.base import Changes, Step, parameters, remedy, rounded_up
 from train_entry.contract import ModelShape, Offload, Plan, Scalar
 
 BACK, ON_TO_DISK = "back to the GPU", "on to the disk"
@@ -30,7 +30,7 @@ def weights_back(plan: Plan, model: ModelShape) -> Iterator[Step]:
 def half_the_optimizer(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """Half of the optimizer's states return to the GPU: DeepSpeed's Twin-Flow, of stage 3 only."""
     is_whole = plan.offload.optimizer is Offload.CPU and plan.offload.ratio == 1
-    if stage(plan) < 3 or not is_whole:
+    if plan.zero.stage < 3 or not is_whole:
         return
     # stage3.py splits by whole sub-groups: int((1 - ratio) x sub-groups) of them stay on the device.
     two_groups = rounded_up(parameters(plan, model) / plan.data / 2)
@@ -50,7 +50,7 @@ def weights_on_to_nvme(plan: Plan, model: ModelShape) -> Iterator[Step]:
 @remedy(cost="every update reads and writes the states on the disk, and is as fast as the disk")
 def optimizer_on_to_nvme(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """The optimizer's states go on from host memory to a local disk."""
-    if plan.offload.optimizer is Offload.CPU and stage(plan) == 3:
+    if plan.offload.optimizer is Offload.CPU and plan.zero.stage == 3:
         yield Step(changes=_all_to(plan, "nvme"), how=f"the optimizer's states go {ON_TO_DISK}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sweeps.search.remedies.base import Remedy, size
-from train_entry.contract import Estimate, FailureKind, Fit
+from sweeps.search.remedies.base import Remedy
+from train_entry.contract import Estimate, FailureKind, Fit, size_text
 
 # What a saving of a minor remedy must come to for a launch to be worth it: our choice.
 WORTHWHILE_SHARE = 0.01  # of the peak
@@ -24,7 +24,7 @@ def is_worthwhile(remedy: Remedy, saved: int, before: Estimate) -> bool:
 
 def saving_text(kind: FailureKind, saved: int) -> str:
     where = "of the node's host memory" if kind is FailureKind.HOST_OOM else "a rank"
-    return f"saves about {size(saved)} {where}"
+    return f"saves about {size_text(saved)} {where}"
 
 
 def too_small(estimate: Estimate, device: str) -> frozenset[FailureKind]:

@@ -13,7 +13,7 @@ from analysis.calibration.compare import (
     step_errors,
 )
 from analysis.load import load_study
-from tests.analysis.conftest import StudyBuilder
+from tests.analysis.conftest import StudyBuilder, measured_again
 from tests.support.estimates import GIB, an_estimate, too_large
 from tests.support.examples import a_measurement
 from train_entry.contract import Failure, FailureKind, Fit, Goal, State
@@ -33,13 +33,13 @@ def test_only_trials_that_were_estimated_and_measured_are_compared(built: StudyB
     built.measured(0)  # of a version without estimates
     built.refused(1)
     built.trial(2, State.REUSED, estimate=an_estimate(), outcome=a_measurement(), reused_from=4)
-    built.trial(3, State.SUSPECT, estimate=an_estimate(), outcome=a_measurement(), attempts=1)
+    built.measured(3, state=State.SUSPECT, trial={"estimate": an_estimate()})
     built.estimated(4, an_estimate())
     assert [pair.row.number for pair in calibrate(load_study(built.directory)).pairs] == [4]
 
 
 def test_a_step_timed_beside_another_trial_says_nothing_of_time_but_of_memory(built: StudyBuilder) -> None:
-    built.estimated(0, an_estimate(), trial={"shared": True})
+    built.estimated(0, an_estimate(), trial={"is_shared": True})
     pairs = calibrate(load_study(built.directory)).pairs
     assert (len(peak_errors(pairs)), step_errors(pairs)) == (1, [])
 
@@ -91,7 +91,7 @@ def test_the_fastest_has_a_place_among_what_was_expected(built: StudyBuilder) ->
 
 
 def test_throughput_in_all_is_compared_where_that_is_the_objective(built: StudyBuilder) -> None:
-    built.study(objective="tokens_per_s")
+    built.seeks(Goal(name="tokens_per_s"))
     built.estimated(0, an_estimate(tokens_per_s=1.0, tokens_per_s_per_gpu=9.0), tokens_per_s=5.0)
     built.estimated(1, an_estimate(tokens_per_s=2.0, tokens_per_s_per_gpu=8.0), tokens_per_s=6.0)
     order = calibrate(load_study(built.directory)).order
@@ -116,15 +116,16 @@ def test_a_loss_that_estimates_do_not_know_leaves_the_order_to_the_speed(built: 
     assert (order.goal.name, order.timed, order.correlation) == ("tokens_per_s_per_gpu", 2, 1.0)
 
 
-def test_a_yardstick_has_no_place_in_the_order(built: StudyBuilder) -> None:
-    built.estimated(0, an_estimate(tokens_per_s_per_gpu=90.0), trial={"is_yardstick": True})
+def test_a_single_gpu_baseline_has_no_place_in_the_order(built: StudyBuilder) -> None:
+    built.estimated(0, an_estimate(tokens_per_s_per_gpu=90.0), trial={"is_single_gpu": True})
     built.estimated(1, an_estimate(tokens_per_s_per_gpu=50.0))
     calibration = calibrate(load_study(built.directory))
     assert (len(calibration.pairs), calibration.order.fastest, calibration.order.place) == (2, 1, 1)
 
 
 def test_a_machine_that_has_become_slower_is_not_the_estimates_error(built: StudyBuilder) -> None:
-    built.estimated(0, an_estimate(step_s=0.3), step_s=0.375, trial={"drift": 0.8})
+    built.estimated(0, an_estimate(step_s=0.3), step_s=0.375, trial={"closed_at": 60.0})
+    built.measured(1, trial=measured_again({50.0: 0.8}))
     assert step_errors(calibrate(load_study(built.directory)).pairs) == pytest.approx([0.0])
 
 
@@ -133,10 +134,10 @@ def test_the_gates_decisions_are_held_against_what_became_of_them(built: StudyBu
     built.refused(0, fingerprint="a")
     built.refused(1, borderline, fingerprint="b")
     built.estimated(2, too_large(), trial={"fingerprint": "a"})  # as its user asked, and it fitted
-    built.trial(3, State.INFEASIBLE, estimate=an_estimate(), outcome=OOM, attempts=1)
-    built.trial(4, State.INFEASIBLE, estimate=borderline, outcome=OOM, attempts=1)
+    built.trial(3, State.INFEASIBLE, estimate=an_estimate(), outcome=OOM)
+    built.trial(4, State.INFEASIBLE, estimate=borderline, outcome=OOM)
     built.estimated(5, borderline)
-    built.trial(6, State.INFEASIBLE, estimate=too_large(), outcome=OOM, attempts=1)
+    built.trial(6, State.INFEASIBLE, estimate=too_large(), outcome=OOM)
     built.out_of_memory(7)  # of a version without estimates
     gate = calibrate(load_study(built.directory)).gate
     assert gate.refuted == ((0, 2),)

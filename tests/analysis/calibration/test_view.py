@@ -28,9 +28,9 @@ def report(built: StudyBuilder, capsys: pytest.CaptureFixture[str]) -> list[str]
         said = an_estimate(observations=number, tokens_per_s_per_gpu=100.0 - number)
         built.estimated(number, said, trial={"values": values}, tokens_per_s_per_gpu=50.0 + number)
     built.estimated(6, too_large(fit=Fit.BORDERLINE), peak_bytes=50 * GIB, tokens_per_s_per_gpu=1.0)
-    built.trial(7, State.INFEASIBLE, estimate=an_estimate(), outcome=OOM, attempts=1)
+    built.trial(7, State.INFEASIBLE, estimate=an_estimate(), outcome=OOM)
     built.refused(8, fingerprint="a")
-    built.estimated(9, too_large(), trial={"fingerprint": "a", "shared": True}, tokens_per_s_per_gpu=2.0)
+    built.estimated(9, too_large(), trial={"fingerprint": "a", "is_shared": True}, tokens_per_s_per_gpu=2.0)
     built.refused(10, too_large(fit=Fit.BORDERLINE))
     assert main(["calibration", str(built.directory.path)]) == 0
     return capsys.readouterr().out.splitlines()

@@ -21,7 +21,7 @@ from sweeps.config.schema import LimitsConfig, MeasureConfig
 from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
 from sweeps.plan.resolve import Planned, Rejection
-from sweeps.study.recovery import Clock
+from sweeps.study.journal import Clock
 from tests.benchmarks.simulator.tables import DEFAULTS, IMPORTS_S, Table, TableRow
 from train_entry.contract import (
     AttemptDir,
@@ -124,8 +124,8 @@ class TablePlanner(Planner):
         self._table = table
         self._asked = measure or MeasureConfig()
 
-    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
-        return self._table.matters(key, point)
+    def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
+        return self._table.is_active(key, point)
 
     def plan(self, point: Mapping[str, Scalar]) -> Planned:
         overrides = tuple(f"{key}={value}" for key, value in point.items())

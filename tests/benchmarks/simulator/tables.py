@@ -97,7 +97,7 @@ class Table:
             dimensions=tuple(_dimension(key, tuple(values)) for key, values in found if len(values) > 1)
         )
 
-    def matters(self, key: str, point: Mapping[str, Scalar]) -> bool:
+    def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
         """Whether any row of the point's strategy has the knob."""
         return key == "strategy" or key in self._of_strategy(point.get("strategy"))
 

@@ -12,11 +12,11 @@ from train_entry.contract import AttemptKind
 UNIT_S = 40.0
 PLANS = 24
 SLOTS = 8
-BY_SAMPLER = Ours(ladder=False, prior=0, adaptive=False, confirm_best=0, improvement=0.0)
-BY_LADDER = Ours(adaptive=False, confirm_best=0, improvement=0.0)
+BY_SAMPLER = Ours(baselines=False, prior=0, adaptive=False, confirm_best=0, improvement=0.0)
+BY_BASELINES = Ours(adaptive=False, confirm_best=0, improvement=0.0)
 
 
-@pytest.mark.parametrize("ours", [BY_SAMPLER, BY_LADDER], ids=["sampler", "ladder"])
+@pytest.mark.parametrize("ours", [BY_SAMPLER, BY_BASELINES], ids=["sampler", "baselines"])
 def test_no_slot_is_idle_for_longer_than_it_takes_to_look(ours: Ours) -> None:
     table = evenly_long(UNIT_S, longer=3)
     study = searched(table, seed=0, ours=ours, parallel=SLOTS, hurries=False)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.__main__ import main
+from tests.support.examples import an_attempt
 from tests.support.fake_cluster import Script, crash, failing, measured, oom
 from tests.support.studies import Bench
-from train_entry.contract import Failure, FailureKind, State, dump, write_atomic
+from train_entry.contract import Attempt, Closing, Failure, FailureKind, State, dump, write_atomic
 
 # The same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
@@ -96,12 +97,14 @@ def test_it_skips_what_is_not_expected_to_fit_and_says_why(
     assert said["expected"].startswith("fits: ")
 
 
-@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING])
+@pytest.mark.parametrize(
+    ("attempts", "state"), [((), State.QUEUED), ((an_attempt(),), State.RUNNING)], ids=["queued", "running"]
+)
 def test_it_says_where_the_next_plan_is_under_way(
-    study: Callable[..., Bench], advise: Advise, state: State
+    study: Callable[..., Bench], advise: Advise, attempts: tuple[Attempt, ...], state: State
 ) -> None:
     made = study({"*": [oom]}, "activation_checkpointing=full", "micro_batch=2,1")
-    made.ledger().change(2, state=state, outcome=None)
+    made.amend(2, attempts=attempts)
     said = advise(made, 1)
     assert said["next"] == "micro_batch=1"
     assert said["now"] == f"trial 0002 is {state} with this plan: wait, or resume the study"
@@ -113,7 +116,7 @@ def test_where_the_study_cannot_be_composed_any_more_the_stored_advice_counts(
 ) -> None:
     made = study({"*": [oom]}, "micro_batch=2,2")
     overrides = (*made.trials[0].overrides, "model=a_file_that_is_gone")
-    made.ledger().change(1, overrides=overrides)
+    made.amend(1, overrides=overrides)
     said = advise(made, 1)
     assert said["note"].startswith("advice cannot be judged anew: model=a_file_that_is_gone: no such choice")
     assert said["next"] == "activation_checkpointing=full"
@@ -123,7 +126,7 @@ def test_where_the_overrides_make_another_plan_the_stored_advice_counts(
     study: Callable[..., Bench], advise: Advise
 ) -> None:
     made = study({"*": [oom]}, "micro_batch=2,2")
-    made.ledger().change(1, fingerprint="another", advice=None)
+    made.amend(1, fingerprint="another", advice=None)
     said = advise(made, 1)
     assert said["note"].endswith("here (CPU) its overrides make another plan")
     assert said["next"] == "no advice is on record"
@@ -142,7 +145,7 @@ def test_of_a_plan_that_was_refused_it_says_that_nothing_ran(
 ) -> None:
     made = study({"*": [oom]}, "micro_batch=2,2")
     failure = Failure(kind=FailureKind.INFEASIBLE, message="not launched: needs 9.00 GiB of 8.00 GiB")
-    made.ledger().change(1, outcome=failure, attempts=0, advice=None)
+    made.amend(1, attempts=(), closing=Closing(at=0.0, outcome=failure), advice=None)
     said = advise(made, 1)
     assert said["why"] == "infeasible: the plan cannot fit; it was not launched"
     assert "it was not launched; docs/failures.md, at `infeasible`, says what to do" in said

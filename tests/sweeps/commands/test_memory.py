@@ -1,4 +1,4 @@
-"""`python -m sweeps ledger`: the article's account of memory, checked by hand."""
+"""`python -m sweeps memory`: the article's account of memory, checked by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sweeps.__main__ import main
 from sweeps.commands import machines
-from sweeps.commands.memory import Account, bytes_a_parameter, plain_account
+from sweeps.commands.memory import Account, bytes_a_parameter, memory_lines, plain_account
 from sweeps.config.compose import register_resolvers
 from sweeps.errors import ConfigError
 from tests.support.examples import a_plan
@@ -20,7 +20,7 @@ from train_entry.contract import Engine, Offload, OffloadPlan, Precision
 
 COUNT = 13_015_864_320  # llama_13b
 GIB = 2**30
-TINY = ("ledger", "model=tiny_llama", "strategy=zero2", "ranks=2")
+TINY = ("memory", "model=tiny_llama", "strategy=zero2", "ranks=2")
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,7 @@ def rows(text: str) -> dict[tuple[str, int], list[str]]:
 @pytest.fixture(scope="module")
 def article() -> str:
     """The whole of it, printed once."""
-    from sweeps.commands.memory import ledger_lines
-
-    return "\n".join(ledger_lines(["model=llama_13b"], "H100", None))
+    return "\n".join(memory_lines(["model=llama_13b"], "H100", None))
 
 
 def test_13_billion_parameters_have_208_gb_of_states(article: str) -> None:
@@ -164,12 +162,12 @@ def test_an_unknown_card_needs_its_memory() -> None:
 
 
 def test_overrides_may_stand_behind_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "ledger", "model=tiny_llama", "--card", "H100", "strategy=zero2", "ranks=2")
+    text = printed(capsys, "memory", "model=tiny_llama", "--card", "H100", "strategy=zero2", "ranks=2")
     assert list(rows(text)) == [("zero2", 2)]
 
 
 def test_a_global_batch_that_the_ranks_do_not_divide_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "ledger", "model=tiny_llama", "strategy=zero2", "micro_batch=4")
+    text = printed(capsys, "memory", "model=tiny_llama", "strategy=zero2", "micro_batch=4")
     assert list(rows(text)) == [("zero2", count) for count in (1, 2, 4, 8, 16, 32, 64)]
     assert (
         "global_batch=16 is no multiple of micro_batch x data degree everywhere; there it is 32 to 256"
@@ -198,7 +196,7 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_raised(capsys: pytest.Ca
 def test_bad_input_is_one_line_and_status_2(
     overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ledger", *overrides]) == 2
+    assert main(["memory", *overrides]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert message in error
@@ -216,7 +214,7 @@ def left_out(text: str, preset: str) -> list[str]:
 
 
 def test_a_preset_that_is_left_out_names_each_rule_it_breaks_once(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "ledger", "model=gpt2_124m")
+    text = printed(capsys, "memory", "model=gpt2_124m")
     family, ranks = left_out(text, "hybrid_3d")
     assert family.startswith("tensor=2: matrices of gpt2_124m, a gpt2 model, cannot be divided")
     assert ranks.startswith("tensor=2 x pipeline=2 does not divide ranks=2")
@@ -225,7 +223,7 @@ def test_a_preset_that_is_left_out_names_each_rule_it_breaks_once(capsys: pytest
 
 def test_of_one_number_of_gpus_all_reasons_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["strategy=zero2", "ranks=2", "seq_len=99999", "zero.offload_param=cpu"]
-    assert main(["ledger", "model=tiny_llama", *overrides]) == 2
+    assert main(["memory", "model=tiny_llama", *overrides]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 2
     assert "is longer than the" in error
@@ -246,6 +244,6 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 
 def test_an_option_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["ledger", "--crd", "H100"])
+        main(["memory", "--crd", "H100"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --crd" in capsys.readouterr().err

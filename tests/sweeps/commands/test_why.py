@@ -14,10 +14,16 @@ from sweeps.commands.why import composer_for
 from sweeps.config.compose import Composer, register_resolvers
 from sweeps.errors import ConfigError
 from tests.support.dry_runs import too_large
-from tests.support.examples import a_measured_trial, a_measurement, a_rank_measurement, a_study_record
+from tests.support.examples import (
+    a_measured_trial,
+    a_measurement,
+    a_rank_measurement,
+    a_study_record,
+    an_attempt,
+)
 from tests.support.fake_cluster import Script, crash, measured, oom
 from tests.support.studies import Bench
-from train_entry.contract import Estimate, Failure, FailureKind, Fit, Goal, State, dump, write_atomic
+from train_entry.contract import Closing, Estimate, Failure, FailureKind, Fit, Goal, dump, write_atomic
 
 # The same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
@@ -68,9 +74,8 @@ def refused(study: Bench, number: int = 4, then: Estimate | None = None) -> Benc
     """A trial was not launched, by this estimate."""
     estimate = then or too_large(12.0)
     failure = Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
-    study.ledger().change(
-        number, state=State.INFEASIBLE, outcome=failure, attempts=0, estimate=estimate, advice=None
-    )
+    closing = Closing(at=0.0, outcome=failure)
+    study.amend(number, attempts=(), closing=closing, estimate=estimate, advice=None)
     return study
 
 
@@ -94,7 +99,7 @@ def test_a_measured_configuration_has_its_rank_and_its_distance(
 
 def test_a_time_is_above_that_of_the_best(study: Callable[..., Bench], why: Why) -> None:
     goal = Goal(name="time_to_tokens", tokens=360_000.0)
-    said = why(study(SPEEDS, *FOUR, objective=goal.name, goals=(goal,)), "strategy=zero1", "micro_batch=1")
+    said = why(study(SPEEDS, *FOUR, goals=(goal,)), "strategy=zero1", "micro_batch=1")
     assert said["answer"].startswith("measured as trial 0003: 40.0 min, ")
     assert said["rank"] == "2 of 3 measured: 33.3% above the best, trial 0002 (30.0 min)"
 
@@ -180,7 +185,7 @@ def test_one_that_was_not_measured_by_itself_names_the_trial_it_shares(
 
 def test_one_that_runs_has_no_result_yet_but_an_estimate(study: Callable[..., Bench], why: Why) -> None:
     made = study(SPEEDS, *FOUR)
-    made.ledger().change(3, state=State.RUNNING, outcome=None)
+    made.amend(3, attempts=(an_attempt(),))
     said = why(made, "strategy=zero1", "micro_batch=1")
     assert said["answer"] == "trial 0003 is running: no result yet"
     assert said["cold"].startswith("fits, ")

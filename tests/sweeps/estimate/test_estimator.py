@@ -10,12 +10,13 @@ import pytest
 
 from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.estimate import estimator as forecast
-from sweeps.estimate.estimator import Forecaster, hardware_for
-from sweeps.estimate.fit import GIB, room_of
+from sweeps.estimate.estimator import Estimator, hardware_for
+from sweeps.estimate.fit import room_of
 from sweeps.machine import Gpu, Machine
 from tests.support.examples import a_measured_trial, a_measurement, a_plan, a_rank_measurement, a_trial
 from tests.support.plans import LLAMA_1B3, LLAMA_160M
 from train_entry.contract import (
+    GIB,
     Estimate,
     Failure,
     FailureKind,
@@ -47,10 +48,10 @@ def plan_of(stage: int = 2, micro_batch: int = 4, checkpoint_every: int = 0) -> 
 PLANS = [plan_of(*each) for each in itertools.product((0, 1, 2, 3), (1, 2, 4, 8), (0, 1))]
 
 
-def a_forecaster(machine: Machine = TWO_H200, **cluster: Any) -> Forecaster:
+def an_estimator(machine: Machine = TWO_H200, **cluster: Any) -> Estimator:
     gate = GateConfig()
     model = LLAMA_1B3 if machine.gpus else LLAMA_160M
-    return Forecaster(model, hardware_for(machine), room_of(ClusterConfig(**cluster), gate, machine), gate)
+    return Estimator(model, hardware_for(machine), room_of(ClusterConfig(**cluster), gate, machine), gate)
 
 
 def ran(plan: Plan, expected: Estimate, memory: float = 1.0, time: float = 1.0, **changes: Any) -> Trial:
@@ -68,9 +69,9 @@ def ran_out(plan: Plan, expected: Estimate) -> Trial:
 
 
 def test_an_estimate_is_consistent_in_itself() -> None:
-    forecaster = a_forecaster()
+    estimator = an_estimator()
     for plan in PLANS:
-        said = forecaster.estimate(plan)
+        said = estimator.estimate(plan)
         assert sum(said.components.values()) == said.peak_bytes
         assert sum(said.parts.values()) == pytest.approx(said.step_s)
         assert said.peak_bytes < said.needed_bytes
@@ -82,8 +83,8 @@ def test_an_estimate_is_consistent_in_itself() -> None:
 
 
 def test_torch_may_reserve_what_the_context_leaves() -> None:
-    counted = a_forecaster(memory_limit_gib=40).estimate(plan_of())
-    beside = a_forecaster(memory_limit_gib=40, limit_counts_context=False).estimate(plan_of())
+    counted = an_estimator(memory_limit_gib=40).estimate(plan_of())
+    beside = an_estimator(memory_limit_gib=40, limit_counts_context=False).estimate(plan_of())
     assert beside.reservable_bytes == beside.limit_bytes == counted.limit_bytes == 40 * GIB
     assert counted.reservable_bytes is not None
     assert 1 * GIB < 40 * GIB - counted.reservable_bytes < 4 * GIB
@@ -93,12 +94,12 @@ def test_torch_may_reserve_what_the_context_leaves() -> None:
 def test_headroom_is_left_by_the_gate_and_not_taken_from_the_job() -> None:
     gate = GateConfig(headroom_gib=5)
     room = room_of(ClusterConfig(memory_limit_gib=40, limit_counts_context=False), gate, TWO_H200)
-    said = Forecaster(LLAMA_1B3, hardware_for(TWO_H200), room, gate).estimate(plan_of())
+    said = Estimator(LLAMA_1B3, hardware_for(TWO_H200), room, gate).estimate(plan_of())
     assert (said.limit_bytes, said.reservable_bytes) == (35 * GIB, 40 * GIB)
 
 
 def test_only_a_limit_below_the_card_is_imposed() -> None:
-    limited, whole = a_forecaster(memory_limit_gib=40), a_forecaster()
+    limited, whole = an_estimator(memory_limit_gib=40), an_estimator()
     expected = limited.estimate(plan_of())
     assert limited.imposed_bytes(expected) == expected.reservable_bytes
     assert limited.imposed_bytes(None) is None
@@ -110,30 +111,30 @@ def test_only_a_limit_below_the_card_is_imposed() -> None:
 
 @pytest.mark.parametrize("ratio", [0.9, 1.1])
 def test_the_estimate_of_a_plan_moves_to_what_was_measured(ratio: float) -> None:
-    forecaster = a_forecaster()
+    estimator = an_estimator()
     plan = plan_of(micro_batch=8)
-    before = forecaster.estimate(plan)
-    forecaster.learn([ran(plan, before, memory=ratio)])
-    after = forecaster.estimate(plan)
+    before = estimator.estimate(plan)
+    estimator.learn([ran(plan, before, memory=ratio)])
+    after = estimator.estimate(plan)
     measured = ratio * before.peak_bytes
     assert abs(after.peak_bytes - measured) < 0.3 * abs(before.peak_bytes - measured)
-    assert after.observations == forecaster.observations == 1
+    assert after.observations == estimator.observations == 1
 
 
 def test_other_plans_learn_from_it_too() -> None:
-    forecaster = a_forecaster()
-    before = {plan: forecaster.estimate(plan) for plan in PLANS}
+    estimator = an_estimator()
+    before = {plan: estimator.estimate(plan) for plan in PLANS}
     seen, unseen = PLANS[::4], set(PLANS) - set(PLANS[::4])
-    forecaster.learn([ran(plan, before[plan], memory=1.1) for plan in seen])
-    errors = [forecaster.estimate(plan).peak_bytes / before[plan].peak_bytes / 1.1 - 1 for plan in unseen]
+    estimator.learn([ran(plan, before[plan], memory=1.1) for plan in seen])
+    errors = [estimator.estimate(plan).peak_bytes / before[plan].peak_bytes / 1.1 - 1 for plan in unseen]
     assert max(map(abs, errors)) < 0.06
 
 
 def test_trials_as_expected_leave_less_doubt() -> None:
-    forecaster = a_forecaster()
-    before = {plan: forecaster.estimate(plan) for plan in PLANS}
-    forecaster.learn([ran(plan, before[plan]) for plan in PLANS])
-    after = forecaster.estimate(PLANS[0])
+    estimator = an_estimator()
+    before = {plan: estimator.estimate(plan) for plan in PLANS}
+    estimator.learn([ran(plan, before[plan]) for plan in PLANS])
+    after = estimator.estimate(PLANS[0])
     assert after.needed_bytes < before[PLANS[0]].needed_bytes
     assert after.peak_bytes == pytest.approx(before[PLANS[0]].peak_bytes, rel=1e-3)
 
@@ -142,11 +143,11 @@ def test_trials_as_expected_leave_less_doubt() -> None:
 def test_a_plan_that_ran_out_is_known_to_need_more_than_its_limit(ratio: float, times: int) -> None:
     """The further it was thought from its limit, the more such trials it takes."""
     plan = plan_of()
-    limit_gib = ratio * a_forecaster().estimate(plan).peak_bytes / GIB
-    forecaster = a_forecaster(memory_limit_gib=limit_gib, limit_counts_context=False)
-    before = forecaster.estimate(plan)
-    forecaster.learn([ran_out(plan, before)] * times)
-    after = forecaster.estimate(plan)
+    limit_gib = ratio * an_estimator().estimate(plan).peak_bytes / GIB
+    estimator = an_estimator(memory_limit_gib=limit_gib, limit_counts_context=False)
+    before = estimator.estimate(plan)
+    estimator.learn([ran_out(plan, before)] * times)
+    after = estimator.estimate(plan)
     assert before.fit is Fit.FITS
     assert after.fit is not Fit.FITS
     assert before.needed_bytes < before.limit_bytes < after.needed_bytes
@@ -154,16 +155,16 @@ def test_a_plan_that_ran_out_is_known_to_need_more_than_its_limit(ratio: float, 
 
 
 def test_what_the_card_holds_beside_torch_is_learned() -> None:
-    forecaster = a_forecaster()
+    estimator = an_estimator()
     plan = plan_of()
-    before = forecaster.estimate(plan)
+    before = estimator.estimate(plan)
     peak = MemoryPeak(allocated_bytes=before.peak_bytes, reserved_bytes=before.peak_bytes)
     rank = a_rank_measurement(steady=peak, device_in_use_bytes=before.peak_bytes + 6 * GIB)
     seen = a_measurement(
         peak_bytes=before.peak_bytes, reserved_bytes=before.peak_bytes, step_s=1.0, ranks=(rank,)
     )
-    forecaster.learn([ran(plan, before, outcome=seen)] * 8)
-    after = forecaster.estimate(plan)
+    estimator.learn([ran(plan, before, outcome=seen)] * 8)
+    after = estimator.estimate(plan)
     assert after.needed_bytes - before.needed_bytes > 2 * GIB
     assert after.reservable_bytes == before.reservable_bytes  # all trials of a study are held to the same
 
@@ -172,18 +173,18 @@ def test_what_the_card_holds_beside_torch_is_learned() -> None:
 
 
 def test_time_moves_to_what_was_measured() -> None:
-    forecaster = a_forecaster()
-    before = {plan: forecaster.estimate(plan) for plan in PLANS}
-    forecaster.learn([ran(plan, before[plan], time=1.5) for plan in PLANS[:8]])
-    ratios = [forecaster.estimate(plan).step_s / before[plan].step_s for plan in PLANS]
+    estimator = an_estimator()
+    before = {plan: estimator.estimate(plan) for plan in PLANS}
+    estimator.learn([ran(plan, before[plan], time=1.5) for plan in PLANS[:8]])
+    ratios = [estimator.estimate(plan).step_s / before[plan].step_s for plan in PLANS]
     assert min(ratios) > 1.3
 
 
 def test_a_shared_trials_time_is_ignored_and_its_memory_is_not() -> None:
-    forecaster = a_forecaster()
-    before = {plan: forecaster.estimate(plan) for plan in PLANS}
-    forecaster.learn([ran(plan, before[plan], memory=1.1, time=3, shared=True) for plan in PLANS[:8]])
-    after = forecaster.estimate(PLANS[0])
+    estimator = an_estimator()
+    before = {plan: estimator.estimate(plan) for plan in PLANS}
+    estimator.learn([ran(plan, before[plan], memory=1.1, time=3, is_shared=True) for plan in PLANS[:8]])
+    after = estimator.estimate(PLANS[0])
     assert after.step_s == before[PLANS[0]].step_s
     assert after.peak_bytes > 1.05 * before[PLANS[0]].peak_bytes
 
@@ -202,23 +203,23 @@ def test_a_shared_trials_time_is_ignored_and_its_memory_is_not() -> None:
     ],
 )
 def test_a_trial_that_says_nothing_new_is_passed_over(changes: dict[str, Any]) -> None:
-    forecaster = a_forecaster()
+    estimator = an_estimator()
     plan = plan_of()
-    before = forecaster.estimate(plan)
-    forecaster.learn([dataclasses.replace(ran(plan, before, memory=2, time=2), **changes)])
-    assert forecaster.estimate(plan) == before
+    before = estimator.estimate(plan)
+    estimator.learn([ran(**{"plan": plan, "expected": before, "memory": 2, "time": 2, **changes})])
+    assert estimator.estimate(plan) == before
 
 
 def test_running_out_without_a_known_limit_says_nothing() -> None:
-    forecaster = a_forecaster()
-    before = forecaster.estimate(plan_of())
-    forecaster.learn([dataclasses.replace(ran_out(plan_of(), before), estimate=None)])
-    assert dataclasses.replace(forecaster.estimate(plan_of()), observations=0) == before
+    estimator = an_estimator()
+    before = estimator.estimate(plan_of())
+    estimator.learn([dataclasses.replace(ran_out(plan_of(), before), estimate=None)])
+    assert dataclasses.replace(estimator.estimate(plan_of()), observations=0) == before
 
 
 def test_only_the_latest_trials_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "MOST_OBSERVATIONS", 4)
-    old, new = a_forecaster(), a_forecaster()
+    old, new = an_estimator(), an_estimator()
     before = {plan: old.estimate(plan) for plan in PLANS}
     latest = [ran(plan, before[plan], memory=1.1, time=1.2) for plan in PLANS[:4]]
     old.learn([ran(plan, before[plan], memory=2, time=5) for plan in PLANS] + latest)
@@ -229,7 +230,7 @@ def test_only_the_latest_trials_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_learning_at_once_and_one_by_one_is_the_same() -> None:
     """As a study that is resumed, and one that never stopped."""
-    at_once, one_by_one = a_forecaster(), a_forecaster()
+    at_once, one_by_one = an_estimator(), an_estimator()
     before = {plan: at_once.estimate(plan) for plan in PLANS}
     trials = [ran(plan, before[plan], memory=1.1, time=1.3) for plan in PLANS[:5]]
     at_once.learn(trials)
@@ -243,28 +244,28 @@ def test_learning_at_once_and_one_by_one_is_the_same() -> None:
 
 
 def test_on_a_cpu_resident_memory_counts() -> None:
-    forecaster = a_forecaster(TWO_CORES)
-    said = forecaster.estimate(a_plan(precision=Precision.FP32))
+    estimator = an_estimator(TWO_CORES)
+    said = estimator.estimate(a_plan(precision=Precision.FP32))
     assert said.components["process"] > 2**28
     assert (said.limit_bytes, said.host_limit_bytes) == (8 * GIB, 16 * GIB)
     assert said.host_bytes == 2 * said.peak_bytes
     assert said.reservable_bytes is None
-    assert forecaster.imposed_bytes(said) is None
+    assert estimator.imposed_bytes(said) is None
 
 
 def test_on_a_cpu_ranks_share_the_host() -> None:
     plan = a_plan(precision=Precision.FP32)
-    peak = a_forecaster(TWO_CORES).estimate(plan).peak_bytes
+    peak = an_estimator(TWO_CORES).estimate(plan).peak_bytes
     small = dataclasses.replace(TWO_CORES, host_memory_bytes=int(1.5 * peak))
-    said = a_forecaster(small).estimate(plan)
+    said = an_estimator(small).estimate(plan)
     assert said.fit is Fit.TOO_LARGE
     assert "of the host's memory" in said.why
 
 
 def test_on_a_cpu_it_learns_as_well() -> None:
-    forecaster = a_forecaster(TWO_CORES)
+    estimator = an_estimator(TWO_CORES)
     plan = a_plan(precision=Precision.FP32)
-    before = forecaster.estimate(plan)
+    before = estimator.estimate(plan)
     seen = a_measurement(
         peak_bytes=before.peak_bytes + GIB,
         reserved_bytes=before.peak_bytes + GIB,
@@ -272,8 +273,8 @@ def test_on_a_cpu_it_learns_as_well() -> None:
         memory_kind=MemoryKind.HOST_RSS,
         ranks=(a_rank_measurement(),),
     )
-    forecaster.learn([ran(plan, before, outcome=seen)] * 3)
-    after = forecaster.estimate(plan)
+    estimator.learn([ran(plan, before, outcome=seen)] * 3)
+    after = estimator.estimate(plan)
     assert after.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.03)
     assert after.step_s == pytest.approx(seen.step_s, rel=0.25)
 

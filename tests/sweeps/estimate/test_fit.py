@@ -10,13 +10,13 @@ import pytest
 
 from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.errors import ConfigError
-from sweeps.estimate.fit import GIB, Room, judge, require_room, room_of
+from sweeps.estimate.fit import Room, judge, require_room, room_of
 from sweeps.estimate.memory.account import Component, Memory, PhaseMemory, StageMemory
 from sweeps.estimate.memory.model import COLD, memory_of, needed_bytes
 from sweeps.machine import Gpu, Machine, Nvme
 from tests.support.examples import a_model, a_plan
 from tests.support.plans import H200, LLAMA_1B3, cases
-from train_entry.contract import Fit
+from train_entry.contract import GIB, Fit
 
 EXACT = dataclasses.replace(COLD, fragmentation=0.0, spread=0.0)
 UNSURE = dataclasses.replace(EXACT, spread=0.1)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from sweeps.estimate.hardware import GIB, LINK_SHARE, Hardware, hardware_of
-from train_entry.contract import Precision
+from sweeps.estimate.hardware import LINK_SHARE, Hardware, hardware_of
+from train_entry.contract import GIB, Precision
 from train_entry.contract.shared.cards import CARDS, card_of
 
 

@@ -13,7 +13,7 @@ from sweeps.machine import Machine
 from sweeps.plan.planner import Planner
 from sweeps.plan.resolve import Rejection
 from sweeps.space.dimensions import Point
-from sweeps.space.grammar import Request, read_request, without_idle
+from sweeps.space.grammar import Request, read_request, without_inactive
 from sweeps.study.limits import Limits, StopReason
 from tests.support.studies import Bench
 from train_entry.contract import Plan, State
@@ -25,12 +25,12 @@ def planned(composer: Composer, *arguments: str) -> tuple[Planner, Request]:
     request = read_request(arguments, composer)
     model = model_shape(request.composer.compose().model)
     planner = Planner(request.composer, model, CPU, "study")
-    return planner, without_idle(request, planner.matters)
+    return planner, without_inactive(request, planner.is_active)
 
 
 def points(composer: Composer, *arguments: str) -> list[Point]:
     planner, request = planned(composer, *arguments)
-    return list(request.space.points(planner.matters))
+    return list(request.space.points(planner.is_active))
 
 
 def test_a_knob_of_stage_3_makes_no_second_point_of_ddp(composer: Composer) -> None:
@@ -112,6 +112,6 @@ def test_a_space_without_a_legal_point_is_refused_with_all_reasons(composer: Com
 def test_a_legal_point_is_found_though_thousands_before_it_are_not(composer: Composer) -> None:
     seeds = ",".join(map(str, range(3000)))
     planner, request = planned(composer, "micro_batch=3,1", "strategy=zero1", f"seed={seeds}")
-    first = next(request.space.points(planner.matters))
+    first = next(request.space.points(planner.is_active))
     assert not isinstance(planner.plan(first).plan, Plan)
     planner.require_legal(request.space)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.fields import with_value
+from sweeps.config.keys import with_value
 from sweeps.config.schema import DataConfig, LrConfig, OptimizerConfig, SweepConfig, ZeroConfig
 from sweeps.machine import Gpu, Machine
 from sweeps.plan.resolve import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sweeps.plan.resolve import Planned, Rejection
-from sweeps.search.baselines import Ladder, Rung, make_ladder, single_gpu_rungs
-from sweeps.search.improvement import Outlook
+from sweeps.search.baselines import Baseline, Baselines, NoBaseline, make_baselines, single_gpu_baselines
+from sweeps.search.improvement import Predictor
 from sweeps.space.dimensions import Choices, Dimension, Interval, SearchSpace, always
 from tests.support.estimates import an_estimate
 from tests.support.examples import a_measured_trial, a_measurement, a_plan, a_trial
@@ -25,6 +25,7 @@ from train_entry.contract import (
     Offload,
     OffloadPlan,
     Plan,
+    Ranking,
     Scalar,
     State,
     Trial,
@@ -60,58 +61,61 @@ def space(**choices: tuple[Scalar, ...]) -> SearchSpace:
     return SearchSpace(dimensions=tuple(dimensions))
 
 
-def ladder(default: Scalar = 5, **choices: tuple[Scalar, ...]) -> Ladder:
-    return make_ladder(space(**choices), plan, always, lambda key, known: default)
+def baselines(default: Scalar = 5, **choices: tuple[Scalar, ...]) -> Baselines:
+    return make_baselines(space(**choices), plan, always, lambda key, known: default)
 
 
-def estimated(speed: Callable[[Plan], float] = lambda plan: 100.0, **changes: Any) -> Outlook:
+def estimated(speed: Callable[[Plan], float] = lambda plan: 100.0, **changes: Any) -> Predictor:
     """All plans fit and promise as much, unless said otherwise."""
 
     def estimate(plan: Plan) -> Estimate:
         return an_estimate(tokens_per_s=speed(plan), **changes)
 
-    return Outlook(estimate, GOAL, "cuda")
+    return Predictor(estimate, GOAL, "cuda")
 
 
-def measured(rung: Rung, tokens_per_s: float, **changes: Any) -> Trial:
+def measured(baseline: Baseline, tokens_per_s: float, **changes: Any) -> Trial:
     seen = a_measurement(tokens_per_s=tokens_per_s)
-    return a_measured_trial(
-        plan=rung.candidate.plan, fingerprint=rung.candidate.fingerprint, **changes, outcome=seen
-    )
+    known = {"plan": baseline.plan, "fingerprint": baseline.candidate.fingerprint, "outcome": seen}
+    return a_measured_trial(**known, **changes)
 
 
-def out_of_memory(rung: Rung) -> Trial:
+def out_of_memory(baseline: Baseline) -> Trial:
     outcome = Failure(kind=FailureKind.GPU_OOM, message="out of memory")
-    return a_trial(plan=rung.candidate.plan, state=State.INFEASIBLE, attempts=1, outcome=outcome)
+    return a_trial(plan=baseline.plan, outcome=outcome)
 
 
-def by_size(rung: Rung) -> Trial:
-    return measured(rung, SPEEDS[rung.candidate.plan.micro_batch])
+def by_size(baseline: Baseline) -> Trial:
+    return measured(baseline, SPEEDS[baseline.plan.micro_batch])
 
 
-def climb(
-    found: Ladder, run: Callable[[Rung], Trial] = by_size, outlook: Outlook | None = None
+def said(found: Baselines, trials: Known, predictor: Predictor | None = None) -> Baseline | NoBaseline:
+    return found.next(trials, predictor or estimated(), Ranking(trials.values(), GOAL))
+
+
+def tried_in_order(
+    found: Baselines, run: Callable[[Baseline], Trial] = by_size, predictor: Predictor | None = None
 ) -> list[tuple[str, int]]:
-    """The rungs in the order tried, each run before the next."""
+    """The baselines in the order tried, each run before the next."""
     trials: Known = {}
     tried = []
-    while isinstance(rung := found.next(trials, outlook or estimated(), GOAL), Rung):
-        trials[rung.candidate.fingerprint] = run(rung)
-        tried.append((rung.name, rung.candidate.plan.micro_batch))
-    assert rung is False
+    while isinstance(baseline := said(found, trials, predictor), Baseline):
+        trials[baseline.candidate.fingerprint] = run(baseline)
+        tried.append((baseline.name, baseline.plan.micro_batch))
+    assert baseline is NoBaseline.LEFT
     return tried
 
 
 def test_strategies_go_from_the_plainest_to_the_thriftiest_however_they_are_written() -> None:
-    found = ladder(strategy=("offload", "zero3", "ddp", "zero2", "zero1"), micro_batch=(4,))
+    found = baselines(strategy=("offload", "zero3", "ddp", "zero2", "zero1"), micro_batch=(4,))
     names = ["ddp", "zero1", "zero2", "zero3", "zero2_offload"]
-    assert [name for name, _ in climb(found)] == names
+    assert [name for name, _ in tried_in_order(found)] == names
 
 
 def test_a_strategy_begins_with_the_micro_batch_that_was_best_before() -> None:
-    found = ladder(strategy=("zero1", "zero2"), micro_batch=(8, 4, 2, 1))
+    found = baselines(strategy=("zero1", "zero2"), micro_batch=(8, 4, 2, 1))
     sizes = [("zero1", 1), ("zero1", 2), ("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
-    assert climb(found) == sizes
+    assert tried_in_order(found) == sizes
 
 
 def test_it_begins_with_that_micro_batch_also_where_smaller_ones_are_not_legal() -> None:
@@ -121,118 +125,120 @@ def test_it_begins_with_that_micro_batch_also_where_smaller_ones_are_not_legal()
         return dataclasses.replace(planned, plan=Rejection(reasons=())) if refused else planned
 
     varied = space(strategy=("zero1", "zero2"), micro_batch=(1, 2, 4, 8))
-    found = make_ladder(varied, legal, always, lambda key, known: 5)
-    assert climb(found) == [("zero1", 2), ("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
+    found = make_baselines(varied, legal, always, lambda key, known: 5)
+    assert tried_in_order(found) == [("zero1", 2), ("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
 
 
 def test_doubling_ends_where_it_gains_less_than_half_a_percent() -> None:
     gains = {1: 100.0, 2: 101.0, 4: 101.4, 8: 130.0}
-    found = ladder(strategy=("zero1",), micro_batch=(1, 2, 4, 8))
-    tried = climb(found, lambda rung: measured(rung, gains[rung.candidate.plan.micro_batch]))
+    found = baselines(strategy=("zero1",), micro_batch=(1, 2, 4, 8))
+    tried = tried_in_order(found, lambda baseline: measured(baseline, gains[baseline.plan.micro_batch]))
     assert tried == [("zero1", 1), ("zero1", 2), ("zero1", 4)]
 
 
 def test_doubling_ends_where_memory_does_and_the_next_strategy_begins_before_that() -> None:
-    def run(rung: Rung) -> Trial:
-        return out_of_memory(rung) if rung.candidate.plan.micro_batch > 2 else by_size(rung)
+    def run(baseline: Baseline) -> Trial:
+        return out_of_memory(baseline) if baseline.plan.micro_batch > 2 else by_size(baseline)
 
-    found = ladder(strategy=("ddp", "zero1"), micro_batch=(1, 2, 4, 8))
-    assert climb(found, run) == [("ddp", 1), ("ddp", 2), ("ddp", 4), ("zero1", 2), ("zero1", 4)]
+    found = baselines(strategy=("ddp", "zero1"), micro_batch=(1, 2, 4, 8))
+    assert tried_in_order(found, run) == [("ddp", 1), ("ddp", 2), ("ddp", 4), ("zero1", 2), ("zero1", 4)]
 
 
 def test_doubling_ends_where_a_trial_was_stopped() -> None:
-    found = ladder(strategy=("zero1",), micro_batch=(1, 2, 4))
-    tried = climb(found, lambda rung: dataclasses.replace(by_size(rung), state=State.STOPPED))
+    found = baselines(strategy=("zero1",), micro_batch=(1, 2, 4))
+    tried = tried_in_order(found, lambda baseline: measured(baseline, 100.0, state=State.STOPPED))
     assert tried == [("zero1", 1)]
 
 
-def test_a_rung_that_cannot_be_best_by_twice_the_error_is_left_out() -> None:
+def test_a_baseline_that_cannot_be_best_by_twice_the_error_is_left_out() -> None:
     margin = math.exp(-2 * estimated().error(a_plan()))
     speeds = {1: 100.0, 2: 100 * margin * 0.98, 3: 100 * margin * 1.02}
-    outlook = estimated(lambda plan: speeds[plan.zero.stage])
-    found = ladder(strategy=("zero1", "zero2", "zero3"), micro_batch=(1,))
-    assert climb(found, outlook=outlook) == [("zero1", 1), ("zero3", 1)]
+    predictor = estimated(lambda plan: speeds[plan.zero.stage])
+    found = baselines(strategy=("zero1", "zero2", "zero3"), micro_batch=(1,))
+    assert tried_in_order(found, predictor=predictor) == [("zero1", 1), ("zero3", 1)]
 
 
-def test_the_first_rung_is_left_out_too_where_another_is_expected_to_be_far_better() -> None:
+def test_the_first_baseline_is_left_out_too_where_another_is_expected_to_be_far_better() -> None:
     speeds = {0: 10.0, 2: 100.0}
-    outlook = estimated(lambda plan: speeds[0 if plan.engine is Engine.DDP else 2])
-    assert climb(ladder(strategy=("ddp", "zero2"), micro_batch=(4,)), outlook=outlook) == [("zero2", 4)]
+    predictor = estimated(lambda plan: speeds[0 if plan.engine is Engine.DDP else 2])
+    found = baselines(strategy=("ddp", "zero2"), micro_batch=(4,))
+    assert tried_in_order(found, predictor=predictor) == [("zero2", 4)]
 
 
 def test_a_strategy_begins_with_the_micro_batch_that_is_expected_to_be_fastest() -> None:
-    outlook = estimated(lambda plan: SPEEDS[plan.micro_batch])
-    found = ladder(strategy=("zero1", "zero2"), micro_batch=(1, 2, 4, 8))
-    assert climb(found, outlook=outlook) == [("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
+    predictor = estimated(lambda plan: SPEEDS[plan.micro_batch])
+    found = baselines(strategy=("zero1", "zero2"), micro_batch=(1, 2, 4, 8))
+    sizes = [("zero1", 4), ("zero1", 8), ("zero2", 4), ("zero2", 8)]
+    assert tried_in_order(found, predictor=predictor) == sizes
 
 
 def test_micro_batches_that_are_known_to_be_too_small_are_passed_over() -> None:
-    outlook = estimated(lambda plan: 25.0 * plan.micro_batch)
-    found = ladder(strategy=("zero1",), micro_batch=(1, 2, 4))
-    assert climb(found, outlook=outlook) == [("zero1", 4)]
+    predictor = estimated(lambda plan: 25.0 * plan.micro_batch)
+    found = baselines(strategy=("zero1",), micro_batch=(1, 2, 4))
+    assert tried_in_order(found, predictor=predictor) == [("zero1", 4)]
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING])
-def test_it_waits_for_a_rung_that_is_not_done(state: State) -> None:
-    found = ladder(strategy=("zero1", "zero2"), micro_batch=(1, 2))
-    first = found.next({}, estimated(), GOAL)
-    assert isinstance(first, Rung)
-    open_trial = a_trial(plan=first.candidate.plan, state=state)
-    assert found.next({first.candidate.fingerprint: open_trial}, estimated(), GOAL) is True
+def test_it_waits_for_a_baseline_that_is_not_done(state: State) -> None:
+    found = baselines(strategy=("zero1", "zero2"), micro_batch=(1, 2))
+    first = said(found, {})
+    assert isinstance(first, Baseline)
+    open_trial = a_trial(plan=first.plan, state=state)
+    assert said(found, {first.candidate.fingerprint: open_trial}) is NoBaseline.YET
 
 
 # ---------------------------------------------------------------------- plans that divide the model
 
 
-def fits_from(least: int) -> Outlook:
+def fits_from(least: int) -> Predictor:
     """Plans fit that divide the model by so much; the larger the micro-batch the faster."""
 
     def estimate(plan: Plan) -> Estimate:
         fit = Fit.FITS if plan.tensor * plan.pipeline >= least else Fit.TOO_LARGE
         return an_estimate(fit=fit, tokens_per_s=100.0 + plan.micro_batch)
 
-    return Outlook(estimate, GOAL, "cuda")
+    return Predictor(estimate, GOAL, "cuda")
 
 
 @pytest.mark.parametrize(("least", "degrees"), [(1, (1, 2)), (2, (1, 2)), (4, (2, 2))])
-def test_the_one_hybrid_rung_is_the_fastest_of_those_that_divide_least(
+def test_the_one_hybrid_baseline_is_the_fastest_of_those_that_divide_least(
     least: int, degrees: tuple[int, int]
 ) -> None:
-    found = ladder(strategy=("zero1",), tensor=(1, 2), pipeline=(1, 2), micro_batch=(1, 2))
+    found = baselines(strategy=("zero1",), tensor=(1, 2), pipeline=(1, 2), micro_batch=(1, 2))
     plans = []
 
-    def run(rung: Rung) -> Trial:
-        plans.append(rung.candidate.plan)
-        return by_size(rung)
+    def run(baseline: Baseline) -> Trial:
+        plans.append(baseline.plan)
+        return by_size(baseline)
 
-    climb(found, run, fits_from(least))
+    tried_in_order(found, run, fits_from(least))
     divided = [plan for plan in plans if plan.tensor * plan.pipeline > 1]
     assert [(plan.tensor, plan.pipeline, plan.micro_batch) for plan in divided] == [(*degrees, 2)]
 
 
 def test_no_hybrid_is_tried_that_does_not_fit_or_cannot_be_best() -> None:
-    found = ladder(strategy=("zero1",), tensor=(1, 2), micro_batch=(1,))
-    assert climb(found, outlook=fits_from(4)) == [("zero1", 1)]
+    found = baselines(strategy=("zero1",), tensor=(1, 2), micro_batch=(1,))
+    assert tried_in_order(found, predictor=fits_from(4)) == [("zero1", 1)]
     slow = estimated(lambda plan: 100.0 if plan.tensor == 1 else 50.0)
-    assert climb(found, outlook=slow) == [("zero1", 1)]
+    assert tried_in_order(found, predictor=slow) == [("zero1", 1)]
 
 
-def test_it_waits_for_the_hybrid_rung() -> None:
-    found = ladder(strategy=("zero1",), tensor=(2,), micro_batch=(1,))
-    rung = found.next({}, fits_from(1), GOAL)
-    assert isinstance(rung, Rung)
-    running = a_trial(plan=rung.candidate.plan, state=State.RUNNING)
-    assert found.next({rung.candidate.fingerprint: running}, fits_from(1), GOAL) is True
+def test_it_waits_for_the_hybrid_baseline() -> None:
+    found = baselines(strategy=("zero1",), tensor=(2,), micro_batch=(1,))
+    baseline = said(found, {}, fits_from(1))
+    assert isinstance(baseline, Baseline)
+    running = a_trial(plan=baseline.plan, state=State.RUNNING)
+    assert said(found, {baseline.candidate.fingerprint: running}, fits_from(1)) is NoBaseline.YET
 
 
-# ---------------------------------------------------------------------- the points of its rungs
+# ---------------------------------------------------------------------- the points of its baselines
 
 
 @pytest.mark.parametrize(("default", "value"), [(7, 7), (8, 5)])
-def test_a_knob_outside_the_ladder_is_at_its_default_or_the_first_choice(default: int, value: int) -> None:
+def test_a_knob_outside_the_baselines_is_at_its_default_or_the_first_choice(default: int, value: int) -> None:
     varied = {"micro_batch": (1, 2), "zero.reduce_bucket_size": (5, 6, 7)}
-    flights = ladder(default, **varied).flights
-    assert [rung.candidate.point for rung in flights[0]] == [
+    by_strategy = baselines(default, **varied).by_strategy
+    assert [baseline.candidate.point for baseline in by_strategy[0]] == [
         {"micro_batch": size, "zero.reduce_bucket_size": value} for size in (1, 2)
     ]
 
@@ -249,18 +255,18 @@ def test_within_an_interval_it_is_at_the_value_nearest_to_its_default(
             Dimension(key="zero.reduce_bucket_size", text="", range=buckets),
         )
     )
-    (flight,) = make_ladder(varied, plan, always, lambda key, known: default).flights
-    assert [tuple(rung.candidate.point.values()) for rung in flight] == [
+    (series,) = make_baselines(varied, plan, always, lambda key, known: default).by_strategy
+    assert [tuple(baseline.candidate.point.values()) for baseline in series] == [
         (size, value) for size in (1, 2, 4, 8)
     ]
 
 
-def test_plans_of_one_gpu_are_those_of_the_ladder_the_plainest_first() -> None:
+def test_plans_of_one_gpu_are_those_of_the_baselines_the_plainest_first() -> None:
     varied = space(strategy=("zero1", "ddp"), micro_batch=(2, 1))
-    rungs = single_gpu_rungs(varied, plan, always, lambda key, known: 5)
-    assert [(rung.name, rung.candidate.plan.micro_batch) for rung in rungs] == [
+    found = single_gpu_baselines(varied, plan, always, lambda key, known: 5)
+    assert [(baseline.name, baseline.plan.micro_batch) for baseline in found] == [
         *(("ddp", 1), ("ddp", 2)),
         *(("zero1", 1), ("zero1", 2)),
     ]
-    assert {rung.candidate.plan.ranks for rung in rungs} == {1}
-    assert {rung.candidate.point["ranks"] for rung in rungs} == {1}
+    assert {baseline.plan.ranks for baseline in found} == {1}
+    assert {baseline.candidate.point["ranks"] for baseline in found} == {1}

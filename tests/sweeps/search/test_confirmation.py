@@ -1,8 +1,7 @@
-"""The best measured again by turns, and who of them is the winner."""
+"""The best measured again, round by round, and who of them is the winner."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ import pytest
 from sweeps.config.schema import ConfirmConfig
 from sweeps.search.confirmation import conclude, next_repeat, to_confirm
 from sweeps.search.students_t import quantile
-from tests.support.examples import a_measured_trial, a_measurement
-from train_entry.contract import Failure, FailureKind, Goal, Purpose, Repeat, State, Trial
+from tests.support.examples import a_measured_trial, a_measurement, a_repeat
+from train_entry.contract import Failure, FailureKind, Goal, State, Trial
 
 GOAL = Goal(name="tokens_per_s")
 FAILED = Failure(kind=FailureKind.CRASHED, message="no")
@@ -26,17 +25,11 @@ def config(**changes: Any) -> ConfirmConfig:
 
 
 def trial(number: int, first: float, repeats: Sequence[float] = (), peak: int = 100, **changes: Any) -> Trial:
-    """First measured at `first` tokens/s, then by turns."""
+    """First measured at `first` tokens/s, then round by round."""
     seen = a_measurement(tokens_per_s=first, peak_bytes=peak)
     taken = tuple(
-        Repeat(
-            attempt=turn + 1,
-            purpose=Purpose.CONFIRM,
-            turn=turn,
-            outcome=a_measurement(tokens_per_s=value),
-            ended_at=100.0 * turn,
-        )
-        for turn, value in enumerate(repeats, start=1)
+        a_repeat(round=at, outcome=a_measurement(tokens_per_s=value), ended_at=100.0 * at)
+        for at, value in enumerate(repeats, start=1)
     )
     return a_measured_trial(number=number, **{"outcome": seen, "repeats": taken, **changes})
 
@@ -45,12 +38,13 @@ def numbers(trials: Sequence[Trial]) -> list[int]:
     return [each.number for each in trials]
 
 
-def repeated(known: list[Trial], number: int, turn: int, value: float | None) -> list[Trial]:
+def repeated(known: list[Trial], number: int, at: int, value: float | None) -> list[Trial]:
     """The trials after a further repeat, which failed where it has no value."""
     outcome = FAILED if value is None else a_measurement(tokens_per_s=value)
-    repeat = Repeat(attempt=9, purpose=Purpose.CONFIRM, turn=turn, outcome=outcome, ended_at=1.0)
     return [
-        dataclasses.replace(each, repeats=(*each.repeats, repeat)) if each.number == number else each
+        each.with_attempt(a_repeat(number=len(each.attempts) + 1, round=at, outcome=outcome, ended_at=1.0))
+        if each.number == number
+        else each
         for each in known
     ]
 
@@ -58,15 +52,15 @@ def repeated(known: list[Trial], number: int, turn: int, value: float | None) ->
 # ---------------------------------------------------------------------- who is measured again
 
 
-def test_the_best_that_are_close_to_the_best_and_the_best_rung_are_measured_again() -> None:
-    known = [trial(1, 80.0, rung="ddp"), trial(2, 70.0, rung="zero1"), trial(3, 94.0)]
+def test_the_best_that_are_close_to_the_best_and_the_best_baseline_are_measured_again() -> None:
+    known = [trial(1, 80.0, baseline="ddp"), trial(2, 70.0, baseline="zero1"), trial(3, 94.0)]
     known += [trial(4, 100.0), trial(5, 99.0), trial(6, 98.0), trial(7, 97.0)]
     assert numbers(to_confirm(known, GOAL, config())) == [4, 5, 6, 1]
     assert numbers(to_confirm(known, GOAL, config(best=9))) == [4, 5, 6, 7, 1]
 
 
-def test_the_best_rung_is_not_measured_twice() -> None:
-    assert numbers(to_confirm([trial(1, 100.0, rung="ddp"), trial(2, 99.0)], GOAL, config())) == [1, 2]
+def test_the_best_baseline_is_not_measured_twice() -> None:
+    assert numbers(to_confirm([trial(1, 100.0, baseline="ddp"), trial(2, 99.0)], GOAL, config())) == [1, 2]
 
 
 def test_on_a_noisy_machine_trials_further_behind_are_measured_again_as_well() -> None:
@@ -76,7 +70,7 @@ def test_on_a_noisy_machine_trials_further_behind_are_measured_again_as_well() -
 
 
 @pytest.mark.parametrize(
-    "changes", [{"is_yardstick": True}, {"state": State.SUSPECT}, {"state": State.STOPPED}]
+    "changes", [{"is_single_gpu": True}, {"state": State.SUSPECT}, {"state": State.STOPPED}]
 )
 def test_a_trial_that_cannot_win_is_not_measured_again(changes: dict[str, Any]) -> None:
     assert numbers(to_confirm([trial(1, 100.0, **changes), trial(2, 99.0)], GOAL, config())) == [2]
@@ -95,26 +89,26 @@ def test_nothing_is_confirmed_where_that_is_not_asked_or_nothing_measured() -> N
     assert next_repeat([], GOAL, config()) is None
 
 
-# ---------------------------------------------------------------------- by turns
+# ---------------------------------------------------------------------- round by round
 
 
 def play(known: list[Trial], values: dict[int, list[float | None]], **changes: Any) -> list[tuple[int, int]]:
-    """Trial and turn of each repeat, in the order taken."""
+    """Trial and round of each repeat, in the order taken."""
     taken = []
     while (found := next_repeat(known, GOAL, config(**changes))) is not None:
-        chosen, turn = found
-        known = repeated(known, chosen.number, turn, values[chosen.number][turn - 1])
-        taken.append((chosen.number, turn))
+        chosen, at = found
+        known = repeated(known, chosen.number, at, values[chosen.number][at - 1])
+        taken.append((chosen.number, at))
     return taken
 
 
-def test_trials_that_stay_close_are_measured_by_turns_to_the_last_round() -> None:
+def test_trials_that_stay_close_are_measured_in_each_round_to_the_last() -> None:
     values: dict[int, list[float | None]] = {1: [100.0, 101.0, 100.0], 2: [100.5, 100.2, 100.1]}
     taken = play([trial(1, 100.0), trial(2, 99.0)], values)
     assert taken == [(1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (2, 3)]
 
 
-def test_a_trial_that_is_clearly_behind_is_dropped_after_two_turns() -> None:
+def test_a_trial_that_is_clearly_behind_is_dropped_after_two_rounds() -> None:
     values: dict[int, list[float | None]] = {
         1: [100.0, 101.0, 99.0],
         2: [101.0, 100.0, 99.0],
@@ -124,29 +118,29 @@ def test_a_trial_that_is_clearly_behind_is_dropped_after_two_turns() -> None:
     assert taken[6:] == [(1, 3), (2, 3)]
 
 
-def test_no_third_turn_is_taken_where_two_have_decided() -> None:
+def test_no_third_round_is_taken_where_two_have_decided() -> None:
     values: dict[int, list[float | None]] = {1: [100.0, 100.1], 2: [80.0, 80.1], 3: [70.0, 70.1]}
     taken = play([trial(1, 100.0), trial(2, 99.0), trial(3, 98.0)], values)
-    assert [turn for _, turn in taken] == [1, 1, 1, 2, 2, 2]
+    assert [at for _, at in taken] == [1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
-    ("values", "turns"), [([100.0, 101.0, 100.5], 2), ([100.0, 110.0, 105.0], 3)], ids=["steady", "noisy"]
+    ("values", "rounds"), [([100.0, 101.0, 100.5], 2), ([100.0, 110.0, 105.0], 3)], ids=["steady", "noisy"]
 )
-def test_who_is_alone_takes_a_third_turn_only_where_two_leave_its_value_vague(
-    values: list[float | None], turns: int
+def test_who_is_alone_takes_a_third_round_only_where_two_leave_its_value_vague(
+    values: list[float | None], rounds: int
 ) -> None:
-    assert play([trial(1, 100.0)], {1: values}) == [(1, turn) for turn in range(1, turns + 1)]
+    assert play([trial(1, 100.0)], {1: values}) == [(1, at) for at in range(1, rounds + 1)]
 
 
-def test_two_noisy_turns_of_one_who_is_alone_say_something() -> None:
+def test_two_noisy_rounds_of_one_who_is_alone_say_something() -> None:
     """On a CPU launches differ by a tenth: the first one beside them, the interval is no longer useless."""
     found = conclude([trial(1, 4300.0, [4100.0, 4500.0])], GOAL, config())
     assert found is not None
     assert found.standings[0].high / found.standings[0].low < 1.6
 
 
-def test_what_a_turn_has_in_common_does_not_count() -> None:
+def test_what_a_round_has_in_common_does_not_count() -> None:
     """A machine that becomes a fifth slower leaves two percent between two plans as clear as before."""
     values: dict[int, list[float | None]] = {1: [100.0, 80.001], 2: [98.0, 78.4]}
     assert len(play([trial(1, 100.0), trial(2, 99.0)], values)) == 4
@@ -190,7 +184,7 @@ def test_memory_does_not_count_between_trials_that_can_be_told_apart() -> None:
     assert (found.trial, found.tied) == (1, ())
 
 
-def test_a_third_turn_counts_for_those_who_took_it() -> None:
+def test_a_third_round_counts_for_those_who_took_it() -> None:
     known = [
         trial(1, 100.0, [100.0, 100.5, 99.0]),
         trial(2, 99.0, [100.1, 100.3, 103.0]),
@@ -238,52 +232,52 @@ def test_the_least_time_wins_where_time_is_sought() -> None:
     assert found.standings[0].low < found.standings[0].value < found.standings[0].high
 
 
-# ---------------------------------------------------------------------- against the best rung
+# ---------------------------------------------------------------------- against the best baseline
 
 
 @pytest.mark.parametrize("first", [120.0, 90.0], ids=["like the repeats", "unlike them"])
 @pytest.mark.parametrize("goal", [GOAL, Goal(name="time_to_tokens", tokens=1e6)])
-def test_the_gain_over_the_best_rung_has_the_narrower_interval_of_two_paired_t_tests(
+def test_the_gain_over_the_best_baseline_has_the_narrower_interval_of_two_paired_t_tests(
     goal: Goal, first: float
 ) -> None:
     """With the first measurements and without, each at half the error allowed."""
-    ours, rungs = (120.0, 118.0), (100.0, 99.5)
-    known = [trial(1, first, ours), trial(2, 100.0, rungs, rung="ddp")]
+    ours, baselines = (120.0, 118.0), (100.0, 99.5)
+    known = [trial(1, first, ours), trial(2, 100.0, baselines, baseline="ddp")]
     found = conclude(known, goal, config(within=0.5))
     assert found is not None
-    gains = [math.log(own / rung) for own, rung in zip(ours, rungs, strict=True)]
+    gains = [math.log(own / baseline) for own, baseline in zip(ours, baselines, strict=True)]
     with_first = stdev([math.log(first / 100.0), *gains])
     reach = min(quantile(1 - 0.025 / 2, 1) * stdev(gains), quantile(1 - 0.025 / 2, 2) * with_first)
     ends = [fmean(gains) + step * reach / math.sqrt(2) for step in (0, -1, 1)]
-    assert (found.trial, found.rung) == (1, 2)
+    assert (found.trial, found.baseline) == (1, 2)
     assert (found.gain, found.gain_low, found.gain_high) == pytest.approx(tuple(map(math.exp, ends)))
 
 
-def test_a_rung_that_wins_has_no_gain_over_itself() -> None:
-    known = [trial(1, 100.0, [100.0, 100.1], rung="ddp"), trial(2, 99.0, [90.0, 90.1])]
+def test_a_baseline_that_wins_has_no_gain_over_itself() -> None:
+    known = [trial(1, 100.0, [100.0, 100.1], baseline="ddp"), trial(2, 99.0, [90.0, 90.1])]
     found = conclude(known, GOAL, config())
     assert found is not None
-    assert (found.trial, found.rung) == (1, 1)
+    assert (found.trial, found.baseline) == (1, 1)
     assert (found.gain, found.gain_low, found.gain_high) == (1.0, 1.0, 1.0)
 
 
-def test_without_a_rung_there_is_no_gain_to_tell() -> None:
+def test_without_a_baseline_there_is_no_gain_to_tell() -> None:
     found = conclude([trial(1, 100.0, [100.0, 100.1])], GOAL, config())
     assert found is not None
-    assert (found.rung, found.gain, found.gain_low, found.gain_high) == (None, None, None, None)
+    assert (found.baseline, found.gain, found.gain_low, found.gain_high) == (None, None, None, None)
 
 
 def a_study(source: random.Random, speeds: dict[int, float]) -> list[Trial]:
-    """Confirmed to its end on a machine whose speed is 2% off from turn to turn, and each repeat 0.5%."""
-    turns = [source.gauss(0, 0.02) for _ in range(3)]
+    """Confirmed to its end on a machine whose speed is 2% off from round to round, and each repeat 0.5%."""
+    rounds = [source.gauss(0, 0.02) for _ in range(3)]
     known = [
-        trial(number, speed * math.exp(source.gauss(0, 0.005)), rung="ddp" if number == 4 else None)
+        trial(number, speed * math.exp(source.gauss(0, 0.005)), baseline="ddp" if number == 4 else None)
         for number, speed in speeds.items()
     ]
     while (found := next_repeat(known, GOAL, config())) is not None:
-        chosen, turn = found
-        value = speeds[chosen.number] * math.exp(turns[turn - 1] + source.gauss(0, 0.005))
-        known = repeated(known, chosen.number, turn, value)
+        chosen, at = found
+        value = speeds[chosen.number] * math.exp(rounds[at - 1] + source.gauss(0, 0.005))
+        known = repeated(known, chosen.number, at, value)
     return known
 
 

@@ -9,7 +9,7 @@ import pytest
 from sweeps.search.dominance import Dominance
 from tests.support.estimates import GIB, an_estimate
 from tests.support.examples import a_measured_trial, a_plan, a_trial
-from train_entry.contract import Estimate, Failure, FailureKind, Offload, OffloadPlan, Plan, State, Trial
+from train_entry.contract import Estimate, Failure, FailureKind, Offload, OffloadPlan, Plan, Trial
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -21,8 +21,7 @@ def estimate(plan: Plan) -> Estimate:
 def failed(size: int, kind: FailureKind = FailureKind.GPU_OOM, **changes: Any) -> Trial:
     plan = a_plan(micro_batch=size)
     outcome = Failure(kind=kind, message="no")
-    fields = {"number": 7, "plan": plan, "state": State.INFEASIBLE, "attempts": 1, "outcome": outcome}
-    return a_trial(**{**fields, **changes})
+    return a_trial(**{"number": 7, "plan": plan, "outcome": outcome, **changes})
 
 
 def ran(size: int, **changes: Any) -> Trial:

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from sweeps.plan.resolve import Planned
 from sweeps.search.candidates import Candidate
-from sweeps.search.improvement import Outlook
+from sweeps.search.improvement import Predictor
 from sweeps.search.prior import RANKED, WORTH_SPREADING, Prior, spread
 from tests.support.estimates import an_estimate
 from tests.support.examples import a_plan
@@ -16,7 +17,8 @@ from train_entry.contract import Estimate, Fit, Goal, Plan
 
 def candidate(size: int, stage: int = 2) -> Candidate:
     plan = a_plan(zero={"stage": stage}, micro_batch=size)
-    return Candidate(point={"micro_batch": size}, plan=plan, fingerprint=f"{stage}/{size}")
+    planned = Planned(plan=plan, fingerprint=f"{stage}/{size}", overrides=())
+    return Candidate(point={"micro_batch": size}, planned=planned, plan=plan, fingerprint=f"{stage}/{size}")
 
 
 def prior(speeds: dict[int, float], goal: str = "tokens_per_s", too_large: int = 1000) -> Prior:
@@ -26,8 +28,8 @@ def prior(speeds: dict[int, float], goal: str = "tokens_per_s", too_large: int =
         fit = Fit.FITS if plan.micro_batch < too_large else Fit.TOO_LARGE
         return an_estimate(tokens_per_s=speeds[plan.micro_batch], fit=fit)
 
-    outlook = Outlook(estimate, Goal(name=goal, tokens=1e6), "cuda")
-    return Prior([candidate(size) for size in speeds], outlook)
+    predictor = Predictor(estimate, Goal(name=goal, tokens=1e6), "cuda")
+    return Prior([candidate(size) for size in speeds], predictor)
 
 
 def prints(found: list[tuple[float, Candidate]]) -> list[str]:

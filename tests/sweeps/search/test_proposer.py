@@ -1,4 +1,4 @@
-"""Who proposes next, given all that is known: a director whose plans and estimates are made up."""
+"""Who proposes next, given all that is known: a proposer whose plans and estimates are made up."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from sweeps.plan.resolve import Planned, Rejection
 from sweeps.search.proposer import (
     AMONG,
     DEFAULT_IMPROVEMENT,
-    OUTSIDE,
-    Director,
     Pause,
+    Proposer,
     Rules,
     Suggestion,
     is_in,
     rules_for,
 )
-from sweeps.search.sampler import Searcher
-from sweeps.space.dimensions import Choices, Dimension, Interval, SearchSpace, always
+from sweeps.search.sampler import Sampler
+from sweeps.space.dimensions import Choices, Dimension, Interval, Point, SearchSpace, always
 from tests.support.estimates import an_estimate
 from tests.support.examples import a_measured_trial, a_measurement, a_plan, a_trial
 from train_entry.contract import (
@@ -78,35 +77,43 @@ def estimate(made: Plan) -> Estimate:
     )
 
 
-def director(search: dict[str, Any] | None = None, **rules: Any) -> Director:
+def proposer(search: dict[str, Any] | None = None, **rules: Any) -> Proposer:
     config = SearchConfig(**{"startup_trials": 2, "single_gpu": "never", **(search or {})})
-    known: dict[str, Any] = {"improvement": 0.0, "measures_all": True, "ranks": 2, "goal": TOKENS_PER_S}
+    known: dict[str, Any] = {"improvement": 0.0, "measures_all": True, "ranks": 2, "goals": (TOKENS_PER_S,)}
     known["is_screened"] = True
-    return Director(
+    return Proposer(
         rules=Rules(search=config, device="cuda", **{**known, **rules}),
         space=SPACE,
         plan=plan,
-        matters=always,
+        is_active=always,
         default=lambda key, point: None,
         estimate=estimate,
-        searcher=Searcher(SPACE, config),
+        sampler=Sampler(SPACE, config),
+    )
+
+
+def sampled(found: Proposer, strategy: str, micro_batch: int) -> Suggestion:
+    """As the sampler might have said."""
+    point: Point = {"strategy": strategy, "micro_batch": micro_batch}
+    return Suggestion(
+        point=point, planned=plan(point), origin=Origin.SAMPLER, proposal=found.sampler.resume(point)
     )
 
 
 def tried(found: Suggestion | Pause, number: int, factor: float = 1.0, **changes: Any) -> Trial:
     """A suggestion, measured at its estimate times a factor."""
     assert isinstance(found, Suggestion)
-    made = plan(found.proposal.point).plan
+    made = found.planned.plan
     assert isinstance(made, Plan)
     speed = SPEEDS[made.zero.stage, made.micro_batch] * factor
     seen = {
         "outcome": a_measurement(tokens_per_s=speed, step_s=made.tokens_per_step / speed),
         "estimate": estimate(made),
         "fingerprint": fingerprint(made),
-        "values": found.proposal.point,
+        "values": found.point,
         "origin": found.origin,
-        "rung": found.rung,
-        "is_yardstick": found.is_yardstick,
+        "baseline": found.baseline,
+        "is_single_gpu": found.is_single_gpu,
         "plan": made,
     }
     return a_measured_trial(number=number, **{**seen, **changes})
@@ -116,8 +123,8 @@ def running(found: Suggestion | Pause, number: int) -> Trial:
     return tried(found, number, state=State.RUNNING, outcome=None, closed_at=None)
 
 
-def search(found: Director, most: int = 20, factor: float = 1.0) -> tuple[list[Trial], Pause | None]:
-    """One trial after another, until the director pauses."""
+def search(found: Proposer, most: int = 20, factor: float = 1.0) -> tuple[list[Trial], Pause | None]:
+    """One trial after another, until the proposer pauses."""
     trials: list[Trial] = []
     while len(trials) < most:
         said = found.next(trials)
@@ -136,69 +143,65 @@ def names(trials: list[Trial]) -> list[str]:
 
 
 def test_by_hand_then_by_estimate_then_by_the_sampler_until_all_is_known() -> None:
-    trials, end = search(director({"prior": 1}))
+    trials, end = search(proposer({"prior": 1}))
     origins = [trial.origin for trial in trials]
-    assert origins == sorted(origins, key=[Origin.LADDER, Origin.PRIOR, Origin.SAMPLER].index)
+    assert origins == sorted(origins, key=[Origin.BASELINE, Origin.PRIOR, Origin.SAMPLER].index)
     assert (origins.count(Origin.PRIOR), origins[-1], end) == (1, Origin.SAMPLER, Pause.EXHAUSTED)
     assert sorted(names(trials)) == sorted(f"{strategy} x{size}" for strategy in STAGES for size in SIZES)
-    assert [trial.rung is not None for trial in trials] == [origin is Origin.LADDER for origin in origins]
+    assert [trial.baseline is not None for trial in trials] == [
+        origin is Origin.BASELINE for origin in origins
+    ]
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid"])
-def test_yardsticks_among_samplers_begin_with_nothing_that_is_known(sampler: str) -> None:
-    trials, end = search(director({"sampler": sampler}))
+def test_samplers_that_others_are_compared_with_begin_with_nothing_that_is_known(sampler: str) -> None:
+    trials, end = search(proposer({"sampler": sampler}))
     assert {trial.origin for trial in trials} == {Origin.SAMPLER}
     assert (len(trials), end) == (9, Pause.EXHAUSTED)
 
 
 def test_a_search_whose_goal_estimates_do_not_know_has_no_prior_and_no_early_end() -> None:
-    trials, end = search(director(goal=Goal(name="loss"), **CLOSE))
+    trials, end = search(proposer(goals=(Goal(name="loss"),), **CLOSE))
     assert Origin.PRIOR not in {trial.origin for trial in trials}
     assert (len(trials), end) == (9, Pause.EXHAUSTED)
 
 
-def test_while_a_rung_runs_free_slots_go_to_what_promises_most() -> None:
-    found = director()
-    rung = found.next([])
-    assert isinstance(rung, Suggestion)
-    other = found.next([running(rung, 1)])
+def test_while_a_baseline_runs_free_slots_go_to_what_promises_most() -> None:
+    found = proposer()
+    baseline = found.next([])
+    assert isinstance(baseline, Suggestion)
+    other = found.next([running(baseline, 1)])
     assert isinstance(other, Suggestion)
-    assert (rung.origin, other.origin) == (Origin.LADDER, Origin.PRIOR)
-    assert other.proposal.point["strategy"] != rung.proposal.point["strategy"]
+    assert (baseline.origin, other.origin) == (Origin.BASELINE, Origin.PRIOR)
+    assert other.point["strategy"] != baseline.point["strategy"]
 
 
-def test_without_a_prior_free_slots_go_to_the_sampler_and_the_ladder_goes_on_later() -> None:
-    found = director({"prior": 0})
-    rung = found.next([])
-    assert isinstance(rung, Suggestion)
-    other = found.next([running(rung, 1)])
+def test_without_a_prior_free_slots_go_to_the_sampler_and_the_baselines_go_on_later() -> None:
+    found = proposer({"prior": 0})
+    baseline = found.next([])
+    assert isinstance(baseline, Suggestion)
+    other = found.next([running(baseline, 1)])
     assert isinstance(other, Suggestion)
     assert other.origin is Origin.SAMPLER
-    trials = [tried(rung, 1, 1.0), tried(other, 2, 1.0)]
+    trials = [tried(baseline, 1, 1.0), tried(other, 2, 1.0)]
     later = found.next(trials)
     assert isinstance(later, Suggestion)
-    assert later.origin is Origin.LADDER
+    assert later.origin is Origin.BASELINE
 
 
 def test_the_search_ends_when_nothing_left_may_improve_but_not_while_a_trial_runs() -> None:
-    found = director({"prior": 0, "ladder": False}, improvement=0.05, measures_all=False)
-    best = tried(
-        Suggestion(
-            proposal=found.searcher.resume({"strategy": "zero1", "micro_batch": 4}), origin=Origin.SAMPLER
-        ),
-        1,
-    )
+    found = proposer({"prior": 0, "baselines": False}, improvement=0.05, measures_all=False)
+    best = tried(sampled(found, "zero1", 4), 1)
     for _ in range(8):  # estimates were right
         found.learn(best)
-    other = found.searcher.resume({"strategy": "zero3", "micro_batch": 1})
-    slow = running(Suggestion(proposal=other, origin=Origin.SAMPLER), 2)
+    slow = running(sampled(found, "zero3", 1), 2)
     assert found.next([best, slow]) is Pause.WAIT
     assert found.next([best]) is Pause.NO_BETTER
     assert isinstance(found.next([slow]), Suggestion)  # nothing is measured yet: anything may be better
 
 
 def test_a_search_that_asks_for_an_improvement_leaves_the_hopeless_untried() -> None:
-    trials, end = search(director(improvement=0.05, measures_all=False))
+    trials, end = search(proposer(improvement=0.05, measures_all=False))
     assert end is Pause.NO_BETTER
     assert "zero1 x4" in names(trials)
     assert len(trials) < 9
@@ -206,31 +209,26 @@ def test_a_search_that_asks_for_an_improvement_leaves_the_hopeless_untried() -> 
 
 def test_the_sampler_is_asked_for_several_and_the_most_promising_is_tried() -> None:
     """Of eight proposals among the nine points, one of the best two."""
-    found = director({"prior": 0, "ladder": False})
-    slow = tried(
-        Suggestion(
-            proposal=found.searcher.resume({"strategy": "zero3", "micro_batch": 1}), origin=Origin.SAMPLER
-        ),
-        1,
-    )
+    found = proposer({"prior": 0, "baselines": False})
+    slow = tried(sampled(found, "zero3", 1), 1)
     said = found.next([slow])
     assert isinstance(said, Suggestion)
     assert AMONG == 8
-    assert said.proposal.point == {"strategy": "zero1", "micro_batch": 4}
+    assert said.point == {"strategy": "zero1", "micro_batch": 4}
 
 
 # ---------------------------------------------------------------- one GPU alone, remedies
 
 
 def test_one_gpu_alone_is_asked_for_once_and_outside_the_samplers_points() -> None:
-    found = director({"single_gpu": "auto"}, measures_all=False)
+    found = proposer({"single_gpu": "auto"}, measures_all=False)
     said = found.next([])
     assert isinstance(said, Suggestion)
-    assert (said.is_yardstick, said.proposal.number, said.rung) == (True, OUTSIDE, "1 GPU")
+    assert (said.is_single_gpu, said.proposal, said.baseline) == (True, None, "1 GPU")
     # The fastest that fits: four do not.
-    assert said.proposal.point == {"strategy": "zero1", "micro_batch": 2, "ranks": 1}
+    assert said.point == {"strategy": "zero1", "micro_batch": 2, "ranks": 1}
     trials, _ = search(found, most=5)
-    assert [trial.is_yardstick for trial in trials] == [True, False, False, False, False]
+    assert [trial.is_single_gpu for trial in trials] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -238,16 +236,16 @@ def test_one_gpu_alone_is_asked_for_once_and_outside_the_samplers_points() -> No
     [("never", CLOSE), ("auto", {"measures_all": True}), ("always", {"ranks": 1})],
 )
 def test_one_gpu_alone_is_not_measured_where_it_says_nothing(single_gpu: str, rules: dict[str, Any]) -> None:
-    said = director({"single_gpu": single_gpu}, **rules).next([])
+    said = proposer({"single_gpu": single_gpu}, **rules).next([])
     assert isinstance(said, Suggestion)
-    assert not said.is_yardstick
+    assert not said.is_single_gpu
 
 
 def out_of_memory(number: int, changes: dict[str, Scalar], **more: Any) -> Trial:
     """At zero1 x4."""
     advice = Advice(remedy="made up", changes=changes, why="", overrides=())
     values = {"strategy": "zero1", "micro_batch": 4}
-    known = {"state": State.INFEASIBLE, "origin": Origin.LADDER, "rung": "zero1", "attempts": 1}
+    known = {"state": State.INFEASIBLE, "origin": Origin.BASELINE, "baseline": "zero1"}
     return a_trial(
         number=number,
         values=values,
@@ -257,12 +255,12 @@ def out_of_memory(number: int, changes: dict[str, Scalar], **more: Any) -> Trial
     )
 
 
-def test_after_a_rung_out_of_memory_comes_its_remedy() -> None:
-    found = director({"ladder": False, "prior": 0})
+def test_after_a_baseline_out_of_memory_comes_its_remedy() -> None:
+    found = proposer({"baselines": False, "prior": 0})
     said = found.next([out_of_memory(7, {"strategy": "zero3"})])
     assert isinstance(said, Suggestion)
-    assert (said.origin, said.parent, said.rung) == (Origin.REMEDY, 7, "zero1")
-    assert said.proposal.point == {"strategy": "zero3", "micro_batch": 4}
+    assert (said.origin, said.parent, said.baseline) == (Origin.REMEDY, 7, "zero1")
+    assert said.point == {"strategy": "zero3", "micro_batch": 4}
 
 
 @pytest.mark.parametrize(
@@ -270,12 +268,12 @@ def test_after_a_rung_out_of_memory_comes_its_remedy() -> None:
     [
         ({"activation_checkpointing": "full"}, {}),  # the space does not have it
         ({"micro_batch": 3}, {}),  # nor that
-        ({"strategy": "zero3"}, {"origin": Origin.SAMPLER, "rung": None}),  # not of what is tried by hand
+        ({"strategy": "zero3"}, {"origin": Origin.SAMPLER, "baseline": None}),  # not of what is tried by hand
         ({"strategy": "zero3"}, {"origin": Origin.USER}),
     ],
 )
 def test_other_advice_is_not_followed(changes: dict[str, Scalar], trial: dict[str, Any]) -> None:
-    said = director({"ladder": False, "prior": 0}).next([out_of_memory(7, changes, **trial)])
+    said = proposer({"baselines": False, "prior": 0}).next([out_of_memory(7, changes, **trial)])
     assert isinstance(said, Suggestion)
     assert said.origin is Origin.SAMPLER
 

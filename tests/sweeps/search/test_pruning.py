@@ -10,7 +10,7 @@ import pytest
 from sweeps.cluster.base import JobHandle
 from sweeps.config.schema import SearchConfig
 from sweeps.search.pruning import Pruning
-from sweeps.search.sampler import Proposal, Searcher
+from sweeps.search.sampler import Proposal, Sampler
 from sweeps.search.verdicts import HOLDS, Lesson
 from sweeps.space.dimensions import Choices, Dimension, SearchSpace
 from sweeps.study.limits import StopReason
@@ -31,27 +31,27 @@ def train(attempt: AttemptDir, *losses: float, after: int = 0) -> None:
 
 
 @pytest.fixture
-def searcher() -> Searcher:
-    return Searcher(SPACE, SearchConfig(startup_trials=1, pruner="median"))
+def sampler() -> Sampler:
+    return Sampler(SPACE, SearchConfig(startup_trials=1, pruner="median"))
 
 
-def running(directory: Path, searcher: Searcher) -> tuple[JobHandle, Proposal]:
+def running(directory: Path, sampler: Sampler) -> tuple[JobHandle, Proposal]:
     directory.mkdir()
-    proposal = searcher.ask()
+    proposal = sampler.ask()
     assert proposal is not None
     return JobHandle(attempt=AttemptDir(directory), ranks=1, slots=(), submitted_at=0.0), proposal
 
 
 def test_a_loss_worse_than_that_of_others_at_the_same_step_ends_a_trial(
-    tmp_path: Path, searcher: Searcher
+    tmp_path: Path, sampler: Sampler
 ) -> None:
-    pruning = Pruning(searcher, LOSS)
-    first, proposal = running(tmp_path / "1", searcher)
+    pruning = Pruning(sampler, LOSS)
+    first, proposal = running(tmp_path / "1", sampler)
     train(first.attempt, 5.0, 4.0, 3.0)
     assert pruning.look({1: first}, {1: proposal}) == []
     score = Lesson(point=proposal.point, scores=(-3.0,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
-    searcher.tell(proposal, score)
-    second, other = running(tmp_path / "2", searcher)
+    sampler.tell(proposal, score)
+    second, other = running(tmp_path / "2", sampler)
     train(second.attempt, 4.9, 3.9)
     assert pruning.look({2: second}, {2: other}) == []
     train(second.attempt, 3.5, after=2)
@@ -60,10 +60,10 @@ def test_a_loss_worse_than_that_of_others_at_the_same_step_ends_a_trial(
     assert pruning.look({2: second}, {2: other}) == []  # it is asked once
 
 
-def test_jobs_that_no_sampler_proposed_run_to_their_end(tmp_path: Path, searcher: Searcher) -> None:
-    handle, _ = running(tmp_path / "1", searcher)
+def test_jobs_that_no_sampler_proposed_run_to_their_end(tmp_path: Path, sampler: Sampler) -> None:
+    handle, _ = running(tmp_path / "1", sampler)
     train(handle.attempt, float("nan"))
-    assert Pruning(searcher, LOSS).look({1: handle}, {}) == []
+    assert Pruning(sampler, LOSS).look({1: handle}, {}) == []
     assert not handle.attempt.stop.exists()
 
 
@@ -80,7 +80,7 @@ def test_in_the_loop_such_a_trial_closes_as_stopped(bench: Callable[..., Bench])
     assert study.start(*asked) is StopReason.EXHAUSTED
     assert study.states == [State.MEASURED, State.STOPPED, State.MEASURED]
     assert study.heard.messages == ["trial 0002 falls behind, and is asked to end"]
-    assert [study.ledger().attempt(number).stop.exists() for number in (1, 2, 3)] == [False, True, False]
+    assert [study.ledger().attempt(number, 1).stop.exists() for number in (1, 2, 3)] == [False, True, False]
     assert len(study.told) == 2  # a pruned trial is known by the loss of its steps
     study.start(*asked)
     assert len(study.cluster.launched) == 3

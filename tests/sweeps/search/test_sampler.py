@@ -11,7 +11,7 @@ import pytest
 
 from sweeps.config.schema import SearchConfig
 from sweeps.errors import ConfigError
-from sweeps.search.sampler import Proposal, Searcher
+from sweeps.search.sampler import Proposal, Sampler
 from sweeps.search.verdicts import BROKEN, HOLDS, Lesson
 from sweeps.space.dimensions import Choices, Dimension, Interval, Point, SearchSpace
 from train_entry.contract import Scalar
@@ -36,8 +36,8 @@ SAMPLERS = ["tpe", "random", "grid", "nsga2", pytest.param("gp", marks=pytest.ma
 MODELS = ["tpe", "random", "nsga2", pytest.param("gp", marks=pytest.mark.slow)]
 
 
-def searcher(space: SearchSpace = FINITE, told: int = 0, **search: Any) -> Searcher:
-    return Searcher(space, SearchConfig(**{"startup_trials": 2, **search}), told=told)
+def a_sampler(space: SearchSpace = FINITE, told: int = 0, **search: Any) -> Sampler:
+    return Sampler(space, SearchConfig(**{"startup_trials": 2, **search}), told=told)
 
 
 def good(point: Point, value: float = 100.0) -> Lesson:
@@ -48,13 +48,13 @@ def too_large(point: Point) -> Lesson:
     return Lesson(point=point, scores=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
 
 
-def ask(found: Searcher) -> Proposal:
+def ask(found: Sampler) -> Proposal:
     proposal = found.ask()
     assert proposal is not None
     return proposal
 
 
-def told(found: Searcher) -> list[optuna.trial.FrozenTrial]:
+def told(found: Sampler) -> list[optuna.trial.FrozenTrial]:
     """The finished trials as Optuna has them."""
     trials = found._study.get_trials(deepcopy=False)
     return [trial for trial in trials if trial.state is optuna.trial.TrialState.COMPLETE]
@@ -66,7 +66,7 @@ def key(point: Point) -> tuple[Scalar, ...]:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_finite_space_is_proposed_whole_and_no_point_twice(sampler: str) -> None:
-    found = searcher(sampler=sampler)
+    found = a_sampler(sampler=sampler)
     points = []
     while proposal := found.ask():
         points.append(key(proposal.point))
@@ -75,31 +75,31 @@ def test_a_finite_space_is_proposed_whole_and_no_point_twice(sampler: str) -> No
 
 
 def test_points_that_are_being_tried_are_not_proposed_again() -> None:
-    found = searcher()
+    found = a_sampler()
     points = {key(ask(found).point) for _ in range(9)}
     assert len(points) == 9
     assert found.ask() is None
 
 
 def test_a_grid_goes_in_the_order_written() -> None:
-    found = searcher(sampler="grid")
+    found = a_sampler(sampler="grid")
     assert [ask(found).point for _ in range(9)] == list(FINITE.points())
 
 
 def test_a_grid_needs_a_finite_space() -> None:
     with pytest.raises(ConfigError, match="grid needs a finite space"):
-        searcher(BUCKETS, sampler="grid")
+        a_sampler(BUCKETS, sampler="grid")
 
 
 def test_a_space_of_one_point_is_proposed_once() -> None:
-    found = searcher(SearchSpace(dimensions=()))
+    found = a_sampler(SearchSpace(dimensions=()))
     assert ask(found).point == {}
     assert found.ask() is None
 
 
 @pytest.mark.parametrize("sampler", MODELS)
 def test_an_infinite_space_gives_new_points_with_snapped_values(sampler: str) -> None:
-    found = searcher(BUCKETS, sampler=sampler)
+    found = a_sampler(BUCKETS, sampler=sampler)
     points = []
     for _ in range(12):
         proposal = ask(found)
@@ -111,7 +111,7 @@ def test_an_infinite_space_gives_new_points_with_snapped_values(sampler: str) ->
 
 @pytest.mark.parametrize("sampler", MODELS)
 def test_every_sampler_hears_of_out_of_memory(sampler: str) -> None:
-    found = searcher(sampler=sampler)
+    found = a_sampler(sampler=sampler)
     for teach in (good, too_large, good, too_large, good):
         proposal = ask(found)
         found.tell(proposal, teach(proposal.point))
@@ -121,7 +121,7 @@ def test_every_sampler_hears_of_out_of_memory(sampler: str) -> None:
 
 
 def test_a_bad_point_counts_as_the_worst_value_seen() -> None:
-    found = searcher()
+    found = a_sampler()
     for value in (50.0, 80.0):
         proposal = ask(found)
         found.tell(proposal, good(proposal.point, value))
@@ -131,14 +131,14 @@ def test_a_bad_point_counts_as_the_worst_value_seen() -> None:
 
 
 def test_a_bad_point_before_any_good_one_counts_as_nothing() -> None:
-    found = searcher()
+    found = a_sampler()
     proposal = ask(found)
     found.tell(proposal, too_large(proposal.point))
     assert [trial.value for trial in told(found)] == [0.0]
 
 
 def test_what_taught_nothing_is_not_told_and_not_proposed_again() -> None:
-    found = searcher()
+    found = a_sampler()
     first = ask(found)
     found.tell(first, None)
     others = [key(ask(found).point) for _ in range(8)]
@@ -147,7 +147,7 @@ def test_what_taught_nothing_is_not_told_and_not_proposed_again() -> None:
 
 
 def test_ordinal_choices_are_told_by_position_and_others_by_name() -> None:
-    found = searcher()
+    found = a_sampler()
     found.remember(good({"strategy": "zero1", "micro_batch": 4}))
     (trial,) = told(found)
     assert trial.params == {"strategy": "zero1", "micro_batch": 2}
@@ -155,7 +155,7 @@ def test_ordinal_choices_are_told_by_position_and_others_by_name() -> None:
 
 def test_an_unordered_list_of_numbers_is_told_as_categories() -> None:
     space = SearchSpace(dimensions=(choices("micro_batch", 4, 1, 2),))
-    found = searcher(space)
+    found = a_sampler(space)
     found.remember(good({"micro_batch": 1}))
     assert told(found)[0].params == {"micro_batch": 1}
 
@@ -163,7 +163,7 @@ def test_an_unordered_list_of_numbers_is_told_as_categories() -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_rebuilt_from_lessons_it_proposes_no_known_point(sampler: str) -> None:
     points = list(FINITE.points())
-    found = searcher(sampler=sampler, told=7)
+    found = a_sampler(sampler=sampler, told=7)
     for point in points[:4]:
         found.remember(good(point))
     found.remember(too_large(points[4]))
@@ -174,7 +174,7 @@ def test_rebuilt_from_lessons_it_proposes_no_known_point(sampler: str) -> None:
 
 
 def test_a_resumed_point_is_told_like_any_other() -> None:
-    found = searcher()
+    found = a_sampler()
     point: Point = {"strategy": "zero2", "micro_batch": 2}
     proposal = found.resume(point)
     found.tell(proposal, good(point, 70.0))
@@ -185,14 +185,14 @@ def test_a_resumed_point_is_told_like_any_other() -> None:
 
 
 def test_a_resumed_point_of_an_interval_keeps_its_value() -> None:
-    found = searcher(BUCKETS)
+    found = a_sampler(BUCKETS)
     point: Point = {"bucket": 120_000_000, "overlap": False}
     found.tell(found.resume(point), good(point))
     assert told(found)[0].params == point
 
 
 def test_another_start_asks_with_another_seed() -> None:
-    first, second, again = (searcher(BUCKETS, told=count) for count in (0, 5, 0))
+    first, second, again = (a_sampler(BUCKETS, told=count) for count in (0, 5, 0))
     points = [key(ask(found).point) for found in (first, second, again)]
     assert points[0] == points[2]
     assert points[0] != points[1]
@@ -202,8 +202,8 @@ def test_a_sampler_that_repeats_itself_does_not_end_a_large_space() -> None:
     """Some 140 snapped values: the sampler's favourites are soon known, the space is not."""
     interval = Interval(low=5e7, high=1e9, log=True, integral=True, digits=2)
     buckets = Dimension(key="zero.reduce_bucket_size", text="", range=interval)
-    searcher = Searcher(SearchSpace(dimensions=(buckets,)), SearchConfig(sampler="tpe"))
-    asked = [searcher.ask() for _ in range(40)]
+    sampler = Sampler(SearchSpace(dimensions=(buckets,)), SearchConfig(sampler="tpe"))
+    asked = [sampler.ask() for _ in range(40)]
     points = [proposal.point["zero.reduce_bucket_size"] for proposal in asked if proposal is not None]
     assert len(set(points)) == 40
 
@@ -211,8 +211,8 @@ def test_a_sampler_that_repeats_itself_does_not_end_a_large_space() -> None:
 def test_a_space_of_few_snapped_values_ends() -> None:
     interval = Interval(low=10, high=14, log=False, integral=True)
     few = Dimension(key="ranks", text="", range=interval)
-    searcher = Searcher(SearchSpace(dimensions=(few,)), SearchConfig(sampler="random"))
-    asked = [searcher.ask() for _ in range(7)]
+    sampler = Sampler(SearchSpace(dimensions=(few,)), SearchConfig(sampler="random"))
+    asked = [sampler.ask() for _ in range(7)]
     assert {proposal.point["ranks"] for proposal in asked if proposal is not None} == {10, 11, 12, 13, 14}
     assert asked[5:] == [None, None]
 
@@ -220,7 +220,7 @@ def test_a_space_of_few_snapped_values_ends() -> None:
 # ---------------------------------------------------------------- knobs that matter here and there
 
 
-def matters(key: str, point: Mapping[str, Scalar]) -> bool:
+def is_active(key: str, point: Mapping[str, Scalar]) -> bool:
     """Only zero3 prefetches."""
     return key != "zero.prefetch_bucket_size" or point["strategy"] == "zero3"
 
@@ -242,8 +242,8 @@ CONDITIONAL_INTERVAL = SearchSpace(
 )
 
 
-def conditional(space: SearchSpace = CONDITIONAL, **search: Any) -> Searcher:
-    return Searcher(space, SearchConfig(**{"startup_trials": 2, **search}), matters=matters)
+def conditional(space: SearchSpace = CONDITIONAL, **search: Any) -> Sampler:
+    return Sampler(space, SearchConfig(**{"startup_trials": 2, **search}), is_active=is_active)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -252,7 +252,7 @@ def test_a_conditional_space_is_proposed_whole_and_then_ends(sampler: str) -> No
     while proposal := found.ask():
         points.append(tuple(proposal.point.items()))
         found.tell(proposal, good(proposal.point, value=float(len(points))))
-    expected = [tuple(point.items()) for point in CONDITIONAL.points(matters)]
+    expected = [tuple(point.items()) for point in CONDITIONAL.points(is_active)]
     assert sorted(points, key=str) == sorted(expected, key=str)
     assert len(points) == 5
 
@@ -313,7 +313,7 @@ def test_a_space_is_finite_where_an_interval_is_not_in_it() -> None:
 
 
 def test_of_several_proposals_the_one_of_most_merit_is_tried_and_the_others_stay_new() -> None:
-    found = searcher()
+    found = a_sampler()
     best: Point = {"strategy": "zero2", "micro_batch": 4}
     proposal = found.ask(lambda point: float(point == best), among=9)
     assert proposal is not None
@@ -327,7 +327,7 @@ def test_of_several_proposals_the_one_of_most_merit_is_tried_and_the_others_stay
 
 
 def test_where_fewer_are_left_than_are_compared_the_best_of_them_is_tried() -> None:
-    found = searcher()
+    found = a_sampler()
     for point in list(FINITE.points())[:7]:
         found.skip(point)
     proposal = found.ask(lambda point: float(str(point["micro_batch"])), among=8)
@@ -340,7 +340,7 @@ def test_where_fewer_are_left_than_are_compared_the_best_of_them_is_tried() -> N
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random", pytest.param("gp", marks=pytest.mark.slow)])
 def test_of_two_goals_a_bad_point_counts_as_the_worst_of_each(sampler: str) -> None:
-    found = Searcher(FINITE, SearchConfig(sampler=sampler, startup_trials=2), goals=2)
+    found = Sampler(FINITE, SearchConfig(sampler=sampler, startup_trials=2), goals=2)
     for scores in ((100.0, -9.0), (50.0, -3.0)):
         proposal = ask(found)
         lesson = Lesson(point=proposal.point, scores=scores, legal=HOLDS, memory=HOLDS, trained=HOLDS)
@@ -353,7 +353,7 @@ def test_of_two_goals_a_bad_point_counts_as_the_worst_of_each(sampler: str) -> N
 
 
 def test_of_two_goals_nothing_falls_behind() -> None:
-    found = Searcher(FINITE, SearchConfig(pruner="median", startup_trials=0), goals=2)
+    found = Sampler(FINITE, SearchConfig(pruner="median", startup_trials=0), goals=2)
     assert not found.falls_behind(ask(found), step=1, score=-1e9)
 
 
@@ -362,7 +362,7 @@ def test_of_two_goals_nothing_falls_behind() -> None:
 
 @pytest.mark.parametrize(("pruner", "expected"), [("median", True), ("percentile", True), ("none", False)])
 def test_a_pruner_compares_a_trial_with_others_at_the_same_step(pruner: str, expected: bool) -> None:
-    found = searcher(pruner=pruner, startup_trials=1)
+    found = a_sampler(pruner=pruner, startup_trials=1)
     for loss in (1.0, 2.0, 3.0):
         proposal = ask(found)
         assert not found.falls_behind(proposal, step=1, score=loss)
@@ -373,7 +373,7 @@ def test_a_pruner_compares_a_trial_with_others_at_the_same_step(pruner: str, exp
 
 @pytest.mark.parametrize("pruner", ["hyperband", "wilcoxon"])
 def test_every_pruner_takes_reports(pruner: str) -> None:
-    found = searcher(pruner=pruner)
+    found = a_sampler(pruner=pruner)
     first, second = ask(found), ask(found)
     for step in range(1, 4):
         assert not found.falls_behind(first, step, -1.0)
@@ -382,7 +382,7 @@ def test_every_pruner_takes_reports(pruner: str) -> None:
 
 
 def test_a_pruned_trial_is_known_by_its_steps_and_not_by_a_value() -> None:
-    found = searcher(pruner="median")
+    found = a_sampler(pruner="median")
     proposal = ask(found)
     found.falls_behind(proposal, step=1, score=-9.0)
     found.tell(proposal, dataclasses.replace(good(proposal.point, -9.0), is_pruned=True))

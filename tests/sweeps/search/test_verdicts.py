@@ -1,4 +1,4 @@
-"""What a closed trial means: its state, and what the sampler hears of it."""
+"""What a closed trial means: what is done about it, and what the sampler hears of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sweeps.search.verdicts import BROKEN, HOLDS, VERDICTS, Lesson, Verdict, lesson, state_of
+from sweeps.search.verdicts import BROKEN, HOLDS, VERDICTS, Lesson, Verdict, lesson
 from sweeps.space.dimensions import Point
 from tests.support.examples import a_measured_trial, a_measurement, a_trial
 from train_entry.contract import Failure, FailureKind, Goal, State
@@ -23,27 +23,6 @@ def failure(kind: FailureKind) -> Failure:
 def test_every_failure_has_a_verdict_and_an_explanation(kind: FailureKind) -> None:
     assert isinstance(VERDICTS[kind], Verdict)
     assert kind.explanation
-
-
-@pytest.mark.parametrize(
-    ("kind", "state"),
-    [
-        (FailureKind.GPU_OOM, State.INFEASIBLE),
-        (FailureKind.HOST_OOM, State.INFEASIBLE),
-        (FailureKind.INFEASIBLE, State.INFEASIBLE),
-        (FailureKind.DIVERGED, State.FAILED),
-        (FailureKind.TIMED_OUT, State.FAILED),
-        (FailureKind.CRASHED, State.FAILED),
-        (FailureKind.NODE_LOST, State.FAILED),
-        (FailureKind.CANCELLED, State.CANCELLED),
-    ],
-)
-def test_a_failure_closes_a_trial_in_its_state(kind: FailureKind, state: State) -> None:
-    assert state_of(failure(kind)) is state
-
-
-def test_a_measurement_closes_a_trial_as_measured() -> None:
-    assert state_of(a_measurement()) is State.MEASURED
 
 
 def test_a_measurement_teaches_its_objective() -> None:
@@ -70,19 +49,19 @@ def test_a_rejection_breaks_the_legal_constraint() -> None:
 @pytest.mark.parametrize("kind", [FailureKind.GPU_OOM, FailureKind.HOST_OOM, FailureKind.INFEASIBLE])
 def test_out_of_memory_breaks_the_memory_constraint(kind: FailureKind) -> None:
     expected = Lesson(point=POINT, scores=None, legal=HOLDS, memory=BROKEN, trained=HOLDS)
-    assert lesson(a_measured_trial(state=State.INFEASIBLE, outcome=failure(kind)), GOALS) == expected
+    assert lesson(a_trial(outcome=failure(kind)), GOALS) == expected
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DIVERGED, FailureKind.TIMED_OUT])
 def test_what_never_trained_breaks_the_trained_constraint(kind: FailureKind) -> None:
     expected = Lesson(point=POINT, scores=None, legal=HOLDS, memory=HOLDS, trained=BROKEN)
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), GOALS) == expected
+    assert lesson(a_trial(outcome=failure(kind)), GOALS) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FailureKind if VERDICTS[kind] is not Verdict.LEARN])
 def test_what_says_nothing_of_the_plan_teaches_nothing(kind: FailureKind) -> None:
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=failure(kind)), GOALS) is None
-    assert lesson(a_measured_trial(state=State.FAILED, outcome=None), GOALS) is None
+    assert lesson(a_trial(outcome=failure(kind)), GOALS) is None
+    assert lesson(a_trial(state=State.CANCELLED), GOALS) is None
 
 
 def test_a_kind_is_retried_only_where_it_tells_nothing_of_the_plan() -> None:

@@ -12,14 +12,13 @@ from sweeps.show.display import (
     Display,
     LiveDisplay,
     PlainDisplay,
-    Progress,
     Reached,
-    best_trial,
+    StudyProgress,
     eta_s,
     make_display,
 )
 from tests.support.estimates import a_refused_trial
-from tests.support.examples import a_measurement, a_study_record, a_trial
+from tests.support.examples import a_measurement, a_repeat, a_study_record, a_trial
 from train_entry.contract import (
     Failure,
     FailureKind,
@@ -29,8 +28,8 @@ from train_entry.contract import (
     Origin,
     Phase,
     Purpose,
+    Ranking,
     Reason,
-    Repeat,
     State,
     StudyRecord,
     Trial,
@@ -38,7 +37,8 @@ from train_entry.contract import (
 
 STUDY = a_study_record()
 SPEED = STUDY.goal
-NONE_YET = Progress(launched=0, elapsed_s=0.0)
+NOW_S = 1000.0  # what the clock of a plain display says
+NONE_YET = StudyProgress(launched=0, elapsed_s=0.0)
 
 
 def trial(number: int, state: State, **changes: Any) -> Trial:
@@ -62,14 +62,14 @@ def measured(number: int, speed: float, **changes: Any) -> Trial:
 def plain(study: StudyRecord = STUDY) -> tuple[PlainDisplay, io.StringIO]:
     """A started display, and what it writes from now on."""
     stream = io.StringIO()
-    display = PlainDisplay(stream, now_s=lambda: 1000.0)
+    display = PlainDisplay(stream, now_s=lambda: NOW_S)
     display.start(study)
     stream.truncate(0)
     stream.seek(0)
     return display, stream
 
 
-def frame(trials: list[Trial], progress: Progress, *, width: int = 120, height: int = 40) -> list[str]:
+def frame(trials: list[Trial], progress: StudyProgress, *, width: int = 120, height: int = 40) -> list[str]:
     """Lines of one picture of the live display."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     display = LiveDisplay(console)
@@ -87,7 +87,7 @@ class Terminal(io.StringIO):
 
 def test_a_measured_trial_is_one_line_with_its_numbers() -> None:
     display, stream = plain()
-    display.update([measured(3, 12_345.0)], Progress(launched=1, elapsed_s=12.3))
+    display.update([measured(3, 12_345.0)], StudyProgress(launched=1, elapsed_s=12.3))
     expected = "trial 0003 zero2 micro_batch=4: measured 12,345 tokens/s/GPU, 1.23 GiB, loss 3.456 (best)"
     assert stream.getvalue() == f"[ 12.3 s] {expected}\n"
 
@@ -95,7 +95,7 @@ def test_a_measured_trial_is_one_line_with_its_numbers() -> None:
 def test_a_line_is_printed_when_a_state_changes_and_only_then() -> None:
     display, stream = plain()
     for state in (State.QUEUED, State.RUNNING, State.RUNNING, State.CANCELLED):
-        display.update([trial(1, state)], NONE_YET)
+        display.update([trial(1, state, closed_at=NOW_S)], NONE_YET)
     assert stream.getvalue().splitlines() == [
         f"[  0.0 s] trial 0001 zero2 micro_batch=4: {state}" for state in ("queued", "running", "cancelled")
     ]
@@ -109,26 +109,26 @@ def test_a_slower_trial_is_not_called_best() -> None:
 
 def test_a_study_of_times_calls_the_shortest_best_and_says_it() -> None:
     goal = Goal(name="time_to_tokens", tokens=1e9)
-    display, stream = plain(a_study_record(objective=goal.name, goals=(goal,)))
+    display, stream = plain(a_study_record(goals=(goal,)))
     display.update([measured(1, 500.0), measured(2, 400.0)], NONE_YET)
     first, second = stream.getvalue().splitlines()
     assert first.endswith("1.23 GiB, loss 3.456, 11.6 days (best)")  # 1e9 tokens at 2 x 500 a second
     assert second.endswith("loss 3.456, 14.5 days")
 
 
-def test_a_trial_of_the_ladder_or_of_a_remedy_says_so() -> None:
+def test_a_trial_of_the_baselines_or_of_a_remedy_says_so() -> None:
     display, stream = plain()
-    rung = trial(1, State.RUNNING, origin=Origin.LADDER, rung="zero2 x4")
+    baseline = trial(1, State.RUNNING, origin=Origin.BASELINE, baseline="zero2 x4")
     remedy = trial(2, State.RUNNING, origin=Origin.REMEDY, parent=1)
-    alone = trial(3, State.RUNNING, origin=Origin.LADDER, rung="one GPU", is_yardstick=True)
-    display.update([rung, remedy, alone], NONE_YET)
+    alone = trial(3, State.RUNNING, origin=Origin.BASELINE, baseline="one GPU", is_single_gpu=True)
+    display.update([baseline, remedy, alone], NONE_YET)
     said = [line.partition("zero2 micro_batch=4 ")[2] for line in stream.getvalue().splitlines()]
     assert said == [
-        "(ladder: zero2 x4): running",
+        "(baseline): running",
         "(remedy of 0001): running",
-        "(yardstick): running",
+        "(single-GPU baseline): running",
     ]
-    assert "zero2 micro_batch=4 (ladder: zero2 x4)" in frame([rung], NONE_YET)[1]
+    assert "zero2 micro_batch=4 (baseline)" in frame([baseline], NONE_YET)[1]
 
 
 def test_a_trial_that_is_stopped_says_what_that_spared() -> None:
@@ -140,19 +140,21 @@ def test_a_trial_that_is_stopped_says_what_that_spared() -> None:
 
 
 def test_speeds_of_a_machine_that_has_become_slower_are_made_comparable() -> None:
-    slower = measured(2, 490.0, drift=0.97)  # 505 on the machine as it was
-    lines = frame([measured(1, 500.0), slower], NONE_YET)
+    look = a_repeat(Purpose.DRIFT, outcome=a_measurement(step_s=0.25 / 0.97), ended_at=120.0)
+    first = measured(1, 500.0, baseline="zero2 x4", closed_at=60.0, repeats=(look,))
+    slower = measured(2, 490.0, closed_at=180.0)  # 505 on the machine as it was
+    lines = frame([first, slower], NONE_YET)
     assert lines[-1].endswith("best 0002: 505 tokens/s/GPU")
 
 
 def test_a_trial_that_is_measured_again_shows_how_far_it_has_come() -> None:
-    again = measured(1, 500.0, repeats=(Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1),))
+    again = measured(1, 500.0, repeats=(a_repeat(round=1),))
     running = {1: Reached(Phase.STEPS, 12, 30)}
-    assert "again steps 12/30" in frame([again], Progress(launched=1, elapsed_s=0.0, running=running))[1]
+    assert "again steps 12/30" in frame([again], StudyProgress(launched=1, elapsed_s=0.0, running=running))[1]
 
 
 def test_a_trial_whose_job_has_not_begun_says_so() -> None:
-    queued = Progress(launched=1, elapsed_s=0.0, waiting=frozenset({1}))
+    queued = StudyProgress(launched=1, elapsed_s=0.0, waiting=frozenset({1}))
     assert "waits to begin" in frame([trial(1, State.RUNNING)], queued)[1]
 
 
@@ -163,7 +165,7 @@ def test_a_log_tells_when_a_long_wait_is_over_and_of_a_short_one_nothing() -> No
     long, short, cancelled = trial(1, State.RUNNING), trial(2, State.RUNNING), trial(3, State.RUNNING)
     for now_s, waiting in ((0.0, {1, 3}), (95.0, {1, 2, 3}), (100.0, set())):
         display.update(
-            [long, short, cancelled], Progress(launched=3, elapsed_s=now_s, waiting=frozenset(waiting))
+            [long, short, cancelled], StudyProgress(launched=3, elapsed_s=now_s, waiting=frozenset(waiting))
         )
         cancelled = trial(3, State.CANCELLED) if now_s > 90 else cancelled
     waits = [line for line in stream.getvalue().splitlines() if "wait" in line]
@@ -176,15 +178,15 @@ def test_failures_and_rejections_say_why_without_control_characters() -> None:
     rejected = trial(
         2,
         State.REJECTED,
-        plan=None,
+        created_at=NOW_S,
         reasons=(Reason(rule="a", text="a is odd"), Reason(rule="b", text="b is even")),
     )
-    reused = trial(3, State.REUSED, reused_from=0)
+    reused = trial(3, State.REUSED, reused_from=0, outcome=seen(500.0), closed_at=NOW_S)
     display.update([trial(1, State.INFEASIBLE, outcome=failure), rejected, reused], NONE_YET)
     assert stream.getvalue().splitlines() == [
         "[  0.0 s] trial 0001 zero2 micro_batch=4: infeasible gpu_oom: rank 1: [31mfull",
         "[  0.0 s] trial 0002 zero2 micro_batch=4: rejected: a is odd; b is even",
-        "[  0.0 s] trial 0003 zero2 micro_batch=4: reused 0000",
+        "[  0.0 s] trial 0003 zero2 micro_batch=4: reused 0000 500 tokens/s/GPU, 1.23 GiB, loss 3.456",
     ]
 
 
@@ -214,7 +216,7 @@ def test_the_live_table_marks_an_estimate_and_counts_what_was_not_launched() -> 
 
 def test_plans_that_are_not_launched_push_no_other_out_of_the_live_table() -> None:
     trials = [measured(0, 900.0), measured(1, 5.0), *map(a_refused_trial, range(2, 40))]
-    lines = frame(trials, Progress(launched=2, elapsed_s=0.0))
+    lines = frame(trials, StudyProgress(launched=2, elapsed_s=0.0))
     assert [line[2:8].strip() for line in lines[1:4]] == ["0000", "0001", "0027"]
 
 
@@ -225,9 +227,9 @@ def test_host_memory_is_told_apart() -> None:
 
 
 def test_trials_that_ended_before_a_resume_are_one_line() -> None:
-    display, stream = plain()  # the clock says 1000
+    display, stream = plain()
     old = [measured(0, 400.0, closed_at=10.0), measured(1, 500.0, closed_at=20.0)]
-    display.update([*old, measured(2, 300.0, closed_at=1001.0)], NONE_YET)
+    display.update([*old, measured(2, 300.0, closed_at=NOW_S + 1)], NONE_YET)
     first, second = stream.getvalue().splitlines()
     assert first == "[  0.0 s] resumed: 2 trials had ended before; best 0001: 500 tokens/s/GPU"
     assert second.startswith("[  0.0 s] trial 0002 zero2 micro_batch=4: measured 300 tokens/s/GPU")
@@ -262,7 +264,7 @@ def test_the_live_table_names_knobs_by_their_last_word() -> None:
 def test_a_running_trial_shows_how_far_it_has_come() -> None:
     running = {1: Reached(Phase.STEPS, 12, 30), 2: Reached(Phase.RENDEZVOUS, 0, 30)}
     trials = [trial(number, State.RUNNING) for number in (1, 2, 3)]
-    lines = frame(trials, Progress(launched=3, elapsed_s=0.0, running=running))
+    lines = frame(trials, StudyProgress(launched=3, elapsed_s=0.0, running=running))
     assert "running steps 12/30" in lines[1]
     assert "running rendezvous  " in lines[2]
     assert "running  " in lines[3]
@@ -270,7 +272,7 @@ def test_a_running_trial_shows_how_far_it_has_come() -> None:
 
 def test_the_live_table_keeps_the_best_what_runs_and_the_latest() -> None:
     trials = [measured(0, 900.0), trial(1, State.RUNNING), *(measured(n, 1.0) for n in range(2, 40))]
-    lines = frame(trials, Progress(launched=40, elapsed_s=0.0))
+    lines = frame(trials, StudyProgress(launched=40, elapsed_s=0.0))
     numbers = [line.split()[0 if line[0] == " " else 1] for line in lines[1:16]]
     assert numbers == ["0000", "0001", *(f"{number:04d}" for number in range(27, 40))]
     assert len(lines) == 1 + 15 + 2
@@ -279,40 +281,40 @@ def test_the_live_table_keeps_the_best_what_runs_and_the_latest() -> None:
 @pytest.mark.parametrize("height", [8, 12, 24])
 def test_the_live_display_fits_a_small_terminal(height: int) -> None:
     trials = [measured(number, 1.0, values={"k": "v" * 200}) for number in range(40)]
-    lines = frame(trials, Progress(launched=40, elapsed_s=0.0), width=70, height=height)
+    lines = frame(trials, StudyProgress(launched=40, elapsed_s=0.0), width=70, height=height)
     assert len(lines) < height
     assert max(len(line) for line in lines) <= 70
 
 
 def test_the_status_line_tells_what_is_done_what_is_left_and_what_is_best() -> None:
-    trials = [measured(0, 500.0, attempts=1, closed_at=60.0), trial(1, State.RUNNING, attempts=1)]
-    progress = Progress(launched=2, elapsed_s=120.0, limit_trials=9, limit_s=7200.0, parallel=2)
+    trials = [measured(0, 500.0, closed_at=60.0), trial(1, State.RUNNING)]
+    progress = StudyProgress(launched=2, elapsed_s=120.0, limit_trials=9, limit_s=7200.0, parallel=2)
     status = frame(trials, progress)[-1]
     assert status == "1/9 trials  |  2 min of 2.0 h  |  ETA 4 min  |  best 0000: 500 tokens/s/GPU"
 
 
 def test_the_time_left_is_the_mean_of_ended_trials_for_each_that_remains() -> None:
-    ended = [measured(0, 1.0, attempts=1, closed_at=10.0), measured(1, 1.0, attempts=1, closed_at=30.0)]
+    ended = [measured(0, 1.0, closed_at=10.0), measured(1, 1.0, closed_at=30.0)]
     free = [trial(2, State.REUSED, closed_at=500.0), trial(3, State.REJECTED, closed_at=500.0)]
-    running = [trial(4, State.RUNNING, attempts=1)]
-    progress = Progress(launched=3, elapsed_s=40.0, limit_trials=10, parallel=4)
+    running = [trial(4, State.RUNNING)]
+    progress = StudyProgress(launched=3, elapsed_s=40.0, limit_trials=10, parallel=4)
     assert eta_s([*ended, *free, *running], progress) == 20.0 * 8 / 4
 
 
 def test_the_time_left_never_exceeds_the_limit_on_time() -> None:
-    ended = [measured(0, 1.0, attempts=1, closed_at=100.0)]
-    assert eta_s(ended, Progress(launched=1, elapsed_s=40.0, limit_trials=10, limit_s=60.0)) == 20.0
-    assert eta_s([], Progress(launched=0, elapsed_s=40.0, limit_s=30.0)) == 0.0
-    assert eta_s([], Progress(launched=0, elapsed_s=40.0, limit_trials=10)) is None
+    ended = [measured(0, 1.0, closed_at=100.0)]
+    assert eta_s(ended, StudyProgress(launched=1, elapsed_s=40.0, limit_trials=10, limit_s=60.0)) == 20.0
+    assert eta_s([], StudyProgress(launched=0, elapsed_s=40.0, limit_s=30.0)) == 0.0
+    assert eta_s([], StudyProgress(launched=0, elapsed_s=40.0, limit_trials=10)) is None
 
 
 def test_only_a_finite_measured_trial_can_be_best() -> None:
     broken = trial(2, State.MEASURED, outcome=seen(900.0, loss=math.nan))
     suspect = trial(3, State.SUSPECT, outcome=seen(900.0))
-    alone = measured(5, 900.0, is_yardstick=True)
+    alone = measured(5, 900.0, is_single_gpu=True)
     trials = [measured(0, 5.0), measured(1, math.nan), broken, suspect, measured(4, 5.0), alone]
-    assert best_trial(trials, SPEED) is trials[0]
-    assert best_trial(trials[1:4], SPEED) is None
+    assert Ranking(trials, SPEED).best is trials[0]
+    assert Ranking(trials[1:4], SPEED).best is None
 
 
 def test_messages_stay_above_the_live_table_which_is_gone_at_the_end() -> None:

@@ -82,7 +82,7 @@ def test_each_point_is_planned_once(composer: Composer) -> None:
         asked.append(tuple(point.items()))
         return planner.plan(point)
 
-    list_plans(request.space, plan, planner.matters, 0, lambda _: an_estimate(), Goal(name="tokens_per_s"))
+    list_plans(request.space, plan, planner.is_active, 0, lambda _: an_estimate(), Goal(name="tokens_per_s"))
     assert len(asked) == len(set(asked)) == 6
 
 
@@ -200,7 +200,8 @@ def test_a_space_without_a_legal_plan_is_status_3(command_line: CommandLine) -> 
 def test_a_dry_run_of_a_wrong_command_line_is_refused_like_any_other(command_line: CommandLine) -> None:
     done = command_line.run("-m", "dry_run=true", "strategy=zero1", "ddp.bucket_cap_mb=5,25", *ON_TWO_CORES)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("ddp.bucket_cap_mb: changes nothing in this space: matters only with engine=ddp\n")
+    why = "changes nothing in this space: it has an effect only with engine=ddp"
+    assert done.stderr == f"ddp.bucket_cap_mb: {why}\n"
 
 
 @pytest.mark.slow

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from sweeps.config.fields import FIELDS, default_of, value_at, with_value
+from sweeps.config.conditions import DECIDING, Setting
+from sweeps.config.keys import KEYS, value_at, with_value
 from sweeps.config.schema import SweepConfig
 from sweeps.machine import Machine
-from sweeps.space.conditions import CONDITIONS, DECIDING, Setting, decision_rank, matters, without_idle_knobs
+from sweeps.space.conditions import decision_rank, is_active, setting_of, without_inactive_knobs
 
 CPU = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
 GPUS = Machine(device="cuda", nodes=2, ranks_per_node=8, cores=64)
+# Together they bring every condition to hold.
 BASES: tuple[dict[str, Any], ...] = (
     {"engine": "ddp", "lr.warmup": "20"},
     {"zero.stage": 1, "precision": "bf16", "grad_accum_dtype": "fp32"},
@@ -23,49 +25,57 @@ BASES: tuple[dict[str, Any], ...] = (
     {"zero.stage": 1, "tensor": 2, "pipeline": 2},
     {"zero.stage": 3, "optimizer.name": "sgd", "lr.base_warmup": 5, "lr.schedule": "cosine"},
     {"zero.stage": 2, "zero.reduce_scatter": False, "precision": "fp16", "fp16.loss_scale": 8.0},
-)  # that together bring every condition to hold
+)
 
 
-class Watched:
-    """A configuration that remembers which keys are read of it."""
-
-    def __init__(self, config: Any, read: set[str], prefix: str = "") -> None:
-        self._config, self._read, self._prefix = config, read, prefix
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._config, name)
-        if dataclasses.is_dataclass(value):
-            return Watched(value, self._read, f"{self._prefix}{name}.")
-        self._read.add(self._prefix + name)
-        return value
+CONDITIONS = {key.name: key.active_when for key in KEYS.values() if key.active_when is not None}
 
 
-def setting(machine: Machine = CPU, **values: Any) -> Setting:
-    return at({key.replace("__", "."): value for key, value in values.items()}, machine)
+class Watched(Setting):
+    """A setting that remembers which keys are read of it."""
+
+    read: set[str] = set()  # noqa: RUF012
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in DECIDING:
+            Watched.read.add(DECIDING[name])
+        return super().__getattribute__(name)
 
 
-def at(values: dict[str, Any], machine: Machine = CPU) -> Setting:
+def asked(**values: Any) -> SweepConfig:
+    return with_values({key.replace("__", "."): value for key, value in values.items()})
+
+
+def with_values(values: dict[str, Any]) -> SweepConfig:
     config = SweepConfig(precision="fp32")
     for key, value in values.items():
         config = with_value(config, key, value)
-    return Setting(config=config, machine=machine, precision=config.precision)
+    return config
+
+
+def setting(machine: Machine = CPU, **values: Any) -> Setting:
+    return setting_of(asked(**values), machine)
+
+
+def at(values: dict[str, Any], machine: Machine = CPU) -> Setting:
+    return setting_of(with_values(values), machine)
 
 
 def keys_read(key: str) -> set[str]:
     """By the condition of a key, over all bases."""
-    read: set[str] = set()
-    for base in BASES:
-        for machine in (CPU, GPUS):
-            found = at(base, machine)
-            watched = cast(SweepConfig, Watched(found.config, read))
-            read |= {"precision"} if key.startswith("fp16.") else set()  # which a setting holds resolved
-            matters(key, dataclasses.replace(found, config=watched))
-    return read
+    settings = [at(base, machine) for base in BASES for machine in (CPU, GPUS)]
+    watched = [
+        Watched(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+        for found in settings
+    ]
+    Watched.read.clear()
+    for found in watched:
+        is_active(key, found)
+    return set(Watched.read)
 
 
-def test_conditions_are_of_keys_that_exist() -> None:
-    assert set(CONDITIONS) - set(FIELDS) == set()
-    assert set(DECIDING) - set(FIELDS) == set()
+def test_what_decides_is_a_key() -> None:
+    assert set(DECIDING.values()) - set(KEYS) == set()
 
 
 @pytest.mark.parametrize("key", CONDITIONS)
@@ -74,12 +84,12 @@ def test_a_condition_reads_only_what_is_settled_before_its_knob(key: str) -> Non
 
 
 def test_nothing_decides_that_no_condition_reads() -> None:
-    assert set(DECIDING) == set().union(*map(keys_read, CONDITIONS))
+    assert set(DECIDING.values()) == set().union(*map(keys_read, CONDITIONS))
 
 
 @pytest.mark.parametrize("key", sorted(set(CONDITIONS) - {"zero.allgather_bucket_size"}))
 def test_every_condition_holds_somewhere_and_fails_somewhere(key: str) -> None:
-    found = {matters(key, at(base, machine)) for base in BASES for machine in (CPU, GPUS)}
+    found = {is_active(key, at(base, machine)) for base in BASES for machine in (CPU, GPUS)}
     assert found == {True, False}
 
 
@@ -131,25 +141,29 @@ def test_groups_are_settled_first_then_what_decides_then_the_rest() -> None:
     ],
 )
 def test_a_knob_matters_where_something_reads_it(key: str, where: Setting, expected: bool) -> None:
-    assert matters(key, where) is expected
+    assert is_active(key, where) is expected
+
+
+def reset(config: SweepConfig) -> SweepConfig:
+    return without_inactive_knobs(config, setting_of(config, CPU))
 
 
 def test_what_has_no_effect_stands_at_its_default() -> None:
-    found = setting(engine="ddp", zero__prefetch_bucket_size=3.0, ddp__bucket_cap_mb=7)
-    config = without_idle_knobs(found)
-    assert value_at(config, "zero.prefetch_bucket_size") == default_of("zero.prefetch_bucket_size")
+    found = asked(engine="ddp", zero__prefetch_bucket_size=3.0, ddp__bucket_cap_mb=7)
+    config = reset(found)
+    assert value_at(config, "zero.prefetch_bucket_size") == KEYS["zero.prefetch_bucket_size"].default == 5e7
     assert config.ddp.bucket_cap_mb == 7
-    assert found.config.zero.prefetch_bucket_size == 3.0
+    assert found.zero.prefetch_bucket_size == 3.0
 
 
 def test_a_pipeline_stands_without_overlap_whatever_a_preset_says() -> None:
-    config = without_idle_knobs(setting(zero__stage=1, pipeline=2, zero__overlap_comm=True))
+    config = reset(asked(zero__stage=1, pipeline=2, zero__overlap_comm=True))
     assert config.zero.overlap_comm is False
     assert config.pipeline == 2
 
 
 def test_a_knob_that_is_exported_all_the_same_is_kept() -> None:
-    config = without_idle_knobs(setting(zero__stage=2, zero__allgather_bucket_size=3.0))
+    config = reset(asked(zero__stage=2, zero__allgather_bucket_size=3.0))
     assert config.zero.allgather_bucket_size == 3.0
 
 
@@ -164,4 +178,4 @@ def test_a_knob_that_is_exported_all_the_same_is_kept() -> None:
     ],
 )
 def test_where_a_warm_up_begins_matters_where_there_is_one(lr: dict[str, Any], used: bool) -> None:
-    assert matters("lr.warmup_from", at(lr, CPU)) is used
+    assert is_active("lr.warmup_from", at(lr, CPU)) is used

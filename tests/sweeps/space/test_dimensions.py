@@ -102,7 +102,7 @@ OFFLOAD = Dimension(key="zero.offload_optimizer", text="none,cpu", range=Choices
 PINNED = Dimension(key="offload.pin_memory", text="true,false", range=Choices(values=(True, False)))
 
 
-def matters(key: str, point: Mapping[str, Scalar]) -> bool:
+def is_active(key: str, point: Mapping[str, Scalar]) -> bool:
     """As in a small ZeRO: ddp neither prefetches nor offloads, and only what is offloaded is pinned."""
     if key in (PREFETCH.key, OFFLOAD.key):
         return point["strategy"] != "ddp"
@@ -113,7 +113,7 @@ CONDITIONAL = SearchSpace(dimensions=(PINNED, PREFETCH, STRATEGY, OFFLOAD))
 
 
 def test_a_knob_is_in_a_point_only_where_it_matters() -> None:
-    points = list(SearchSpace(dimensions=(STRATEGY, PREFETCH)).points(matters))
+    points = list(SearchSpace(dimensions=(STRATEGY, PREFETCH)).points(is_active))
     assert points == [
         {"strategy": "ddp"},
         {"strategy": "zero1", "zero.prefetch_bucket_size": 1},
@@ -122,17 +122,17 @@ def test_a_knob_is_in_a_point_only_where_it_matters() -> None:
 
 
 def test_each_point_is_listed_once_and_counted_once() -> None:
-    points = [tuple(point.items()) for point in CONDITIONAL.points(matters)]
-    assert len(set(points)) == len(points) == CONDITIONAL.size(matters) == 1 + 2 * (1 + 2)
+    points = [tuple(point.items()) for point in CONDITIONAL.points(is_active)]
+    assert len(set(points)) == len(points) == CONDITIONAL.size(is_active) == 1 + 2 * (1 + 2)
 
 
 def test_what_decides_is_settled_first_but_a_point_reads_as_written() -> None:
-    longest = max(CONDITIONAL.points(matters), key=len)
+    longest = max(CONDITIONAL.points(is_active), key=len)
     assert list(longest) == [dimension.key for dimension in CONDITIONAL.dimensions]
 
 
 def test_without_conditions_points_go_in_the_order_written() -> None:
-    first, second, *_ = SearchSpace(dimensions=(MICRO_BATCH, STRATEGY)).points(matters)
+    first, second, *_ = SearchSpace(dimensions=(MICRO_BATCH, STRATEGY)).points(is_active)
     assert (first, second) == (
         {"micro_batch": 1, "strategy": "ddp"},
         {"micro_batch": 1, "strategy": "zero1"},
@@ -149,18 +149,18 @@ def test_a_large_space_is_counted_without_listing_it() -> None:
     steps = tuple(range(1000))
     plain = ("seed", "seq_len", "global_batch", "zero.prefetch_bucket_size")
     wide = tuple(Dimension(key=key, text="", range=Choices(values=steps)) for key in plain)
-    assert SearchSpace(dimensions=(STRATEGY, *wide)).size(matters) == 1000**3 + 1000**4
+    assert SearchSpace(dimensions=(STRATEGY, *wide)).size(is_active) == 1000**3 + 1000**4
 
 
 def test_a_random_point_holds_what_matters_in_it() -> None:
     source = random.Random(0)
-    drawn = {tuple(CONDITIONAL.draw(source, matters).items()) for _ in range(200)}
-    assert drawn == {tuple(point.items()) for point in CONDITIONAL.points(matters)}
+    drawn = {tuple(CONDITIONAL.draw(source, is_active).items()) for _ in range(200)}
+    assert drawn == {tuple(point.items()) for point in CONDITIONAL.points(is_active)}
 
 
 def test_a_point_loses_what_does_not_matter_in_it() -> None:
     idle: dict[str, Scalar] = {"strategy": "ddp", "zero.prefetch_bucket_size": 1, "elsewhere": 3}
-    assert CONDITIONAL.reduce(idle, matters) == {"strategy": "ddp"}
+    assert CONDITIONAL.reduce(idle, is_active) == {"strategy": "ddp"}
 
 
 def test_the_corners_of_an_interval_are_its_ends() -> None:

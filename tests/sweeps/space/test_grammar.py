@@ -9,7 +9,7 @@ from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from sweeps.paths import CONF
 from sweeps.space.dimensions import Choices, Dimension, Interval
-from sweeps.space.grammar import pinned_values, read_request, without_idle
+from sweeps.space.grammar import pinned_values, read_request, without_inactive
 from sweeps.space.points import Settings
 from train_entry.contract import Scalar
 
@@ -291,7 +291,7 @@ def test_the_values_that_a_command_line_pins_leave_study_keys_out(composer: Comp
 def kept(composer: Composer, *arguments: str) -> list[str]:
     """The dimensions that are left once those that change nothing are gone."""
     request = read_request(arguments, composer)
-    space = without_idle(request, Settings(request.composer, CPU).matters).space
+    space = without_inactive(request, Settings(request.composer, CPU).is_active).space
     return [dimension.key for dimension in space.dimensions]
 
 
@@ -304,10 +304,10 @@ def refused(composer: Composer, *arguments: str) -> tuple[str, ...]:
 def test_a_knob_that_is_asked_for_and_matters_nowhere_is_refused(composer: Composer) -> None:
     assert refused(composer, "zero.allgather_bucket_size=1e7,5e7") == (
         "zero.allgather_bucket_size: changes nothing in this space: "
-        "matters only with a torch without all_gather_into_tensor",
+        "it has an effect only with a torch without all_gather_into_tensor",
     )
     (problem,) = refused(composer, "strategy=ddp,zero1", "zero.prefetch_bucket_size=1e7,5e7")
-    assert problem.endswith("matters only with zero.stage=3")
+    assert problem.endswith("it has an effect only with zero.stage=3")
 
 
 def test_all_knobs_that_matter_nowhere_are_reported_at_once(composer: Composer) -> None:

@@ -22,7 +22,7 @@ def settings(composer: Composer) -> Settings:
 
 def test_points_of_the_full_space_are_the_same_either_way(composer: Composer, settings: Settings) -> None:
     space = read_request(["space=full"], composer).space
-    points = [space.draw(random.Random(seed), settings.matters) for seed in range(30)]
+    points = [space.draw(random.Random(seed), settings.is_active) for seed in range(30)]
     assert [settings.config(point) for point in points] == [composer.compose(point) for point in points]
 
 
@@ -82,18 +82,18 @@ def test_values_that_are_right_only_together_are_accepted(settings: Settings) ->
     ],
 )
 def test_prefetching_matters_at_stage_3(settings: Settings, point: dict[str, Scalar], expected: bool) -> None:
-    assert settings.matters("zero.prefetch_bucket_size", point) is expected
+    assert settings.is_active("zero.prefetch_bucket_size", point) is expected
 
 
 def test_a_knob_that_nothing_decides_matters_everywhere(settings: Settings) -> None:
-    assert settings.matters("micro_batch", {"strategy": "ddp"})
+    assert settings.is_active("micro_batch", {"strategy": "ddp"})
 
 
 def test_a_decision_is_not_judged_before_what_it_needs_is_settled(settings: Settings) -> None:
     """A cosine without its last step is no configuration, but that step is settled after it."""
-    assert settings.matters("lr.total_steps", {"lr.schedule": "cosine"})
-    assert not settings.matters("lr.total_steps", {"lr.schedule": "constant"})
+    assert settings.is_active("lr.total_steps", {"lr.schedule": "cosine"})
+    assert not settings.is_active("lr.total_steps", {"lr.schedule": "constant"})
 
 
 def test_nothing_matters_where_no_group_is_of_that_name(settings: Settings) -> None:
-    assert not settings.matters("zero.prefetch_bucket_size", {"strategy": "zero9"})
+    assert not settings.is_active("zero.prefetch_bucket_size", {"strategy": "zero9"})

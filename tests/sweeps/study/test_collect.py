@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sweeps.estimate.flops import flops_per_token
-from sweeps.study.collect import attempt_gpu_seconds, collect
-from tests.support.examples import a_plan, a_rank_measurement, a_trial_spec
+from sweeps.study.collect import collect
+from tests.support.examples import a_plan, a_rank_measurement, a_trial_spec, an_attempt
 from train_entry.contract import (
     AttemptDir,
     ExitReason,
@@ -67,7 +67,7 @@ def failed(kind: FailureKind, rank: int) -> Failure:
 
 
 def failure(attempt: AttemptDir, spec: TrialSpec) -> Failure:
-    outcome = collect(attempt, spec)
+    outcome = collect(attempt, spec, an_attempt()).outcome
     assert isinstance(outcome, Failure)
     return outcome
 
@@ -82,7 +82,7 @@ def steps(attempt: AttemptDir, losses: list[float]) -> None:
 
 
 def measured(attempt: AttemptDir, spec: TrialSpec) -> Measurement:
-    outcome = collect(attempt, spec)
+    outcome = collect(attempt, spec, an_attempt()).outcome
     assert isinstance(outcome, Measurement)
     return outcome
 
@@ -341,11 +341,18 @@ def test_stacks_are_the_evidence_before_the_end_of_the_log(attempt: AttemptDir, 
 # ---------------------------------------------------------------- cost
 
 
-def test_gpu_seconds_are_ranks_times_the_longest_of_them(attempt: AttemptDir) -> None:
-    assert attempt_gpu_seconds(attempt, 2) == 0.0
+def test_gpu_seconds_are_ranks_times_the_longest_of_them(attempt: AttemptDir, spec: TrialSpec) -> None:
+    assert collect(attempt, spec, an_attempt()).gpu_s == 0.0
     ended(attempt, 0, returncode=0, seconds=30.0)
     ended(attempt, 1, returncode=0, seconds=31.0)
-    assert attempt_gpu_seconds(attempt, 2) == 62.0
+    assert collect(attempt, spec, an_attempt()).gpu_s == 62.0
+
+
+def test_an_attempt_that_is_collected_again_costs_what_it_cost(attempt: AttemptDir, spec: TrialSpec) -> None:
+    ended(attempt, 0, returncode=0, seconds=30.0)
+    once = collect(attempt, spec, an_attempt(slots=("core-0",), started_at=9.0))
+    assert (once.number, once.slots, once.started_at, once.gpu_s) == (1, ("core-0",), 9.0, 60.0)
+    assert collect(attempt, spec, once) == once
 
 
 def test_flops_follow_the_palm_formula(shape: ModelShape) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.study.collect import collect
-from tests.support.examples import a_plan, a_rank_measurement, a_trial_spec
+from tests.support.examples import a_plan, a_rank_measurement, a_trial_spec, an_attempt
 from train_entry.contract import (
     AttemptDir,
     DeviceHealth,
@@ -31,7 +31,8 @@ def collected(path: Path, *ranks: RankMeasurement, plan: Plan | None = None) -> 
     for rank in ranks:
         attempt.outcome(rank.rank).write_text(dump(rank))
     measure = MeasureSpec(warmup_steps=3, steps=12, split_steps=0)
-    outcome = collect(attempt, a_trial_spec(plan=plan or a_plan(), measure=measure))
+    spec = a_trial_spec(plan=plan or a_plan(), measure=measure)
+    outcome = collect(attempt, spec, an_attempt()).outcome
     assert isinstance(outcome, Measurement)
     return outcome
 

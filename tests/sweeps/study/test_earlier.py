@@ -19,6 +19,7 @@ from train_entry.contract import (
     Failure,
     FailureKind,
     Fit,
+    Goal,
     State,
     StudyDir,
     StudyRecord,
@@ -107,7 +108,7 @@ def test_another_model_machine_or_version_says_nothing(
     [
         {"model": a_model(name="mine", path="/models/mine")},
         {"asked": {"cluster.nodes": 1, "measure.update_norms": False, "data.kind": "synthetic"}},
-        {"objective": "tokens_per_s"},
+        {"goals": (Goal(name="tokens_per_s"),)},
         {"dimensions": {}},
     ],
 )
@@ -150,7 +151,7 @@ def test_what_cannot_be_read_is_passed_over(write: Write, tmp_path: Path) -> Non
     write("no study", measured(3)).record.write_text("[]")
     write("binary", measured(4)).record.write_bytes(b"\xff\xfe\x00")
     later = write("later", measured(5), measured(6))
-    later.trial(5).record.write_text(dump(measured(5)).replace('"measured"', '"a state of later"'))
+    later.trial(5).record.write_text(dump(measured(5)).replace('"sampler"', '"an origin of later"'))
     (tmp_path / "a directory" / "study.json").mkdir(parents=True)
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "study.json").symlink_to(tmp_path / "nowhere")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.cluster.node.supervisor import _Watch
-from sweeps.study.collect import attempt_elapsed
-from tests.support.examples import a_plan, a_trial_spec
+from sweeps.study.collect import collect
+from tests.support.examples import a_plan, a_trial_spec, an_attempt
 from train_entry.contract import (
     AttemptDir,
     Elapsed,
@@ -43,22 +43,26 @@ def end(attempt: AttemptDir, rank: int, seconds: float, startup_s: float | None)
     write_atomic(attempt.exit(rank), dump(ended))
 
 
+def elapsed(attempt: AttemptDir, ranks: int) -> Elapsed | None:
+    return collect(attempt, a_trial_spec(plan=a_plan(ranks=ranks)), an_attempt()).elapsed
+
+
 def test_waiting_starting_and_running_are_apart(attempt: AttemptDir) -> None:
     write_atomic(attempt.submission, dump(Submission(cluster="slurm", job_id="7", submitted_at=100.0)))
     job = JobRecord(job_id="7", host="n1", leader_pid=1, leader_start_ticks=1, started_at=160.0)
     write_atomic(attempt.job, dump(job))
     end(attempt, 0, seconds=50.0, startup_s=30.0)
     end(attempt, 1, seconds=49.0, startup_s=32.0)
-    assert attempt_elapsed(attempt, 2) == Elapsed(queue_s=60.0, startup_s=32.0, run_s=18.0)
+    assert elapsed(attempt, 2) == Elapsed(queue_s=60.0, startup_s=32.0, run_s=18.0)
 
 
 def test_what_never_started_up_ran_no_time(attempt: AttemptDir) -> None:
     end(attempt, 0, seconds=20.0, startup_s=None)
-    assert attempt_elapsed(attempt, 1) == Elapsed(queue_s=None, startup_s=20.0, run_s=0.0)
+    assert elapsed(attempt, 1) == Elapsed(queue_s=None, startup_s=20.0, run_s=0.0)
 
 
 def test_what_left_nothing_is_not_known(attempt: AttemptDir) -> None:
-    assert attempt_elapsed(attempt, 2) == Elapsed(queue_s=None, startup_s=None, run_s=None)
+    assert elapsed(attempt, 2) == Elapsed(queue_s=None, startup_s=None, run_s=None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.study.export import reproduce_command, write_best
-from tests.support.examples import a_measured_trial, a_plan
+from tests.support.examples import a_measured_trial, a_plan, a_repeat
 from train_entry.contract import Engine, Plan, StudyDir, load
 
 
@@ -36,7 +36,8 @@ def test_a_winner_of_ddp_leaves_no_document_of_an_earlier_winner(directory: Stud
 
 
 def test_the_script_is_valid_and_names_the_attempt_that_was_measured(directory: StudyDir) -> None:
-    script = write_best(directory, a_measured_trial(number=7, attempts=3, measured_attempt=2)) / "command.sh"
+    trial = a_measured_trial(number=7, lost=1, repeats=(a_repeat(),))
+    script = write_best(directory, trial) / "command.sh"
     subprocess.run(["sh", "-n", str(script)], check=True)
     lines = script.read_text().splitlines()
     assert "python sweep.py strategy=zero2 micro_batch=4" in lines

@@ -12,10 +12,16 @@ import pytest
 
 from sweeps.errors import ConfigError, StudyBusyError
 from sweeps.study.ledger import Ledger, exclusive, open_study
-from tests.support.examples import a_measured_trial, a_study_record, a_trial, a_trial_spec
+from tests.support.examples import (
+    a_measured_trial,
+    a_measurement,
+    a_study_record,
+    a_trial,
+    a_trial_spec,
+    an_attempt,
+)
 from train_entry.contract import (
-    Failure,
-    FailureKind,
+    Goal,
     State,
     StudyDir,
     StudyRecord,
@@ -51,7 +57,7 @@ def asked(**changes: Any) -> StudyRecord:
     record = a_study_record(
         name="mine",
         created_at=1000.0,
-        objective="tokens_per_s",
+        goals=(Goal(name="tokens_per_s"),),
         asked={"global_batch": 32, "model.name": "tiny"},
         dimensions={"micro_batch": "1,2"},
         limits={"limits.trials": 4},
@@ -76,8 +82,8 @@ def test_a_trial_is_on_disk_as_soon_as_it_is_put(ledger: Ledger) -> None:
 
 
 def test_a_change_is_on_disk_too(ledger: Ledger) -> None:
-    ledger.put(a_trial(state=State.RUNNING))
-    ledger.change(1, state=State.MEASURED, gpu_s=8.0)
+    trial = ledger.put(a_trial(attempts=(an_attempt(),)))
+    ledger.put(trial.with_attempt(an_attempt(outcome=a_measurement(), gpu_s=8.0)))
     again = Ledger(ledger.directory)[1]
     assert (again.state, again.gpu_s) == (State.MEASURED, 8.0)
 
@@ -92,12 +98,6 @@ def test_trials_are_in_the_order_of_their_numbers(ledger: Ledger) -> None:
     for number in (10, 2, 1):
         ledger.put(a_measured_trial(number=number))
     assert [trial.number for trial in ledger.trials] == [1, 2, 10]
-
-
-def test_only_launched_trials_count_as_launched(ledger: Ledger) -> None:
-    ledger.put(a_measured_trial(number=1, attempts=2))
-    ledger.put(a_trial(number=2, attempts=0, state=State.REJECTED))
-    assert ledger.launched == 1
 
 
 def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger) -> None:
@@ -120,7 +120,7 @@ def test_an_attempt_holds_what_its_job_is_told(ledger: Ledger) -> None:
     ],
 )
 def test_a_twin_ran_or_runs_to_an_end_that_says_something(ledger: Ledger, state: State, found: bool) -> None:
-    ledger.put(a_trial(state=state, fingerprint="f00d", attempts=1))
+    ledger.put(a_trial(state=state, fingerprint="f00d"))
     assert (ledger.twin("f00d") is not None) is found
     assert ledger.twin("beef") is None
 
@@ -128,13 +128,6 @@ def test_a_twin_ran_or_runs_to_an_end_that_says_something(ledger: Ledger, state:
 def test_what_was_refused_without_a_launch_is_no_twin(ledger: Ledger) -> None:
     ledger.put(a_trial(state=State.INFEASIBLE, fingerprint="f00d", attempts=0))
     assert ledger.twin("f00d") is None
-
-
-def test_only_measured_trials_have_measurements(ledger: Ledger) -> None:
-    ledger.put(a_measured_trial(number=1))
-    ledger.put(a_measured_trial(number=2, state=State.SUSPECT))
-    ledger.put(a_measured_trial(number=3, outcome=Failure(kind=FailureKind.GPU_OOM, message="")))
-    assert [trial.number for trial, _ in ledger.measurements()] == [1]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"number": 1}', '{"state": "weird"}'])
@@ -165,7 +158,7 @@ def test_limits_may_be_raised_and_the_rest_stays_as_it_was_begun(directory: Stud
 def test_each_difference_is_named(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     changed = asked(
-        objective="tokens_per_s_per_gpu",
+        goals=(Goal(name="tokens_per_s_per_gpu"),),
         asked={"global_batch": 64, "seed": 1, "model.name": "tiny"},
         dimensions={"micro_batch": "1,2,4", "strategy": "ddp,zero1"},
     )

@@ -12,16 +12,17 @@ from sweeps.study.limits import (
     StopReason,
     active_seconds,
     failures_in_a_row,
+    launched,
     without_improvement,
 )
-from tests.support.examples import a_measured_trial, a_measurement, a_trial
-from train_entry.contract import Failure, FailureKind, Goal, Origin, Purpose, Repeat, State, Trial
+from tests.support.examples import a_measured_trial, a_measurement, a_repeat, a_trial
+from train_entry.contract import Failure, FailureKind, Goal, Origin, Purpose, State, Trial
 
 GOAL = Goal(name="tokens_per_s")
 
 
 @pytest.mark.parametrize(
-    ("trials", "hours", "launched", "active_s", "reason"),
+    ("trials", "hours", "launches", "active_s", "reason"),
     [
         (3, None, 2, 1e9, None),
         (3, None, 3, 0.0, StopReason.TRIALS),
@@ -32,9 +33,9 @@ GOAL = Goal(name="tokens_per_s")
     ],
 )
 def test_a_study_ends_at_the_first_limit(
-    trials: int | None, hours: float | None, launched: int, active_s: float, reason: StopReason | None
+    trials: int | None, hours: float | None, launches: int, active_s: float, reason: StopReason | None
 ) -> None:
-    spent = Spent(launched=launched, active_s=active_s, gpu_s=0.0)
+    spent = Spent(launched=launches, active_s=active_s, gpu_s=0.0)
     assert Limits(trials=trials, hours=hours, retries=0).reached(spent) is reason
 
 
@@ -109,14 +110,17 @@ def test_after_trials_patience_or_failures_the_confirmation_is_still_launched() 
     assert ends == {StopReason.HOURS, StopReason.GPU_HOURS, StopReason.COST, StopReason.INTERRUPTED}
 
 
+def test_only_launched_trials_count_as_launched_and_each_once() -> None:
+    assert launched([a_measured_trial(number=1, lost=1), a_trial(number=2, state=State.REJECTED)]) == 1
+
+
 # ---------------------------------------------------------------------- failures in a row
 
 
 def failed(number: int, kind: FailureKind = FailureKind.CRASHED, **changes: Any) -> Trial:
     """One that ended as many seconds after the start as its number says."""
-    fields = {"state": State.FAILED, "attempts": 1, "closed_at": float(number)}
     outcome = Failure(kind=kind, message="no")
-    return a_trial(**{"number": number, "outcome": outcome, **fields, **changes})
+    return a_trial(number=number, outcome=outcome, closed_at=float(number), **changes)
 
 
 def measured(number: int, tokens_per_s: float = 100.0, error: float | None = None, **changes: Any) -> Trial:
@@ -134,9 +138,9 @@ def measured(number: int, tokens_per_s: float = 100.0, error: float | None = Non
         ([failed(1, FailureKind.HUNG), failed(2), failed(3)], 0.0, [3, 2]),
         ([failed(1), failed(2), failed(3)], 2.0, [3, 2]),
         ([failed(3), failed(1), measured(2)], 0.0, [3]),
-        ([failed(1), failed(2, FailureKind.GPU_OOM, state=State.INFEASIBLE), failed(3)], 0.0, [3]),
-        ([failed(1), failed(2, attempts=0, state=State.INFEASIBLE), failed(3)], 0.0, [3, 1]),
-        ([failed(1), a_trial(number=2, state=State.RUNNING, attempts=1)], 0.5, [1]),
+        ([failed(1), failed(2, FailureKind.GPU_OOM), failed(3)], 0.0, [3]),
+        ([failed(1), failed(2, attempts=0), failed(3)], 0.0, [3, 1]),
+        ([failed(1), a_trial(number=2, state=State.RUNNING)], 0.5, [1]),
     ],
     ids=[
         *("no trial", "alike", "one ran between", "the latest ran", "of two kinds", "of an earlier start"),
@@ -152,6 +156,10 @@ def test_failures_in_a_row_are_of_one_kind_and_of_this_start(
 # ---------------------------------------------------------------------- patience
 
 
+# The machine is faster by a fifth when trial 2 ends: less of its gain is left than launches differ by.
+FASTER = a_repeat(Purpose.DRIFT, outcome=a_measurement(tokens_per_s=120.0, step_s=0.25 / 1.2), ended_at=2.0)
+
+
 @pytest.mark.parametrize(
     ("trials", "waited"),
     [
@@ -164,10 +172,10 @@ def test_failures_in_a_row_are_of_one_kind_and_of_this_start(
         ([measured(1), measured(2, 103.0, error=0.05)], 1),
         ([measured(1), measured(2, 100.4, error=0.001)], 0),
         ([measured(2, 110.0), measured(1)], 0),
-        ([measured(1), measured(2, 110.0, drift=1.2)], 1),
+        ([measured(1, repeats=(FASTER,)), measured(2, 130.0)], 1),
         ([measured(1), measured(2, 110.0, state=State.STOPPED)], 1),
-        ([measured(1), measured(2, state=State.REUSED, attempts=0)], 0),
-        ([measured(1), measured(2, origin=Origin.USER), measured(3, 50.0, is_yardstick=True)], 0),
+        ([measured(1), measured(2, state=State.REUSED)], 0),
+        ([measured(1), measured(2, origin=Origin.USER), measured(3, 50.0, is_single_gpu=True)], 0),
         ([failed(1), failed(2)], 2),
     ],
     ids=[
@@ -207,7 +215,7 @@ def test_with_two_goals_a_trial_that_joins_the_front_is_an_improvement(
 
 def test_where_launches_are_known_to_differ_by_more_a_gain_must_be_larger() -> None:
     again = [a_measurement(tokens_per_s=speed) for speed in (94.0, 106.0)]
-    repeats = tuple(Repeat(attempt=2, purpose=Purpose.DRIFT, turn=0, outcome=seen) for seen in again)
+    repeats = [a_repeat(Purpose.DRIFT, outcome=seen) for seen in again]
     better = measured(2, 108.0)
     assert without_improvement([measured(1), better], [GOAL]) == 0
     assert without_improvement([measured(1, repeats=repeats), better], [GOAL]) == 1
@@ -215,8 +223,8 @@ def test_where_launches_are_known_to_differ_by_more_a_gain_must_be_larger() -> N
 
 def test_time_counts_while_a_closed_trial_is_measured_again() -> None:
     repeats = (
-        Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1, started_at=25.0, ended_at=40.0),
-        Repeat(attempt=3, purpose=Purpose.CONFIRM, turn=2, started_at=90.0),
+        a_repeat(round=1, outcome=a_measurement(), started_at=25.0, ended_at=40.0),
+        a_repeat(round=2, started_at=90.0),
     )
     trial = a_measured_trial(created_at=10.0, closed_at=20.0, repeats=repeats)
     assert active_seconds([trial], now=100.0) == 10.0 + 15.0 + 10.0

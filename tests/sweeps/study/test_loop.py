@@ -47,7 +47,8 @@ def test_a_measured_trial_is_on_record_with_its_numbers(bench: Callable[..., Ben
     trial = study.trials[0]
     assert isinstance(trial.outcome, Measurement)
     assert (trial.outcome.tokens_per_s, trial.outcome.tokens_per_s_per_gpu) == (1024.0, 512.0)
-    assert (trial.gpu_s, trial.attempts, trial.measured_attempt) == (20.0, 1, 1)
+    (attempt,) = trial.attempts
+    assert (trial.gpu_s, trial.counted, attempt.number) == (20.0, attempt, 1)
     assert trial.overrides[-1] == f"micro_batch={trial.values['micro_batch']}"
     assert "strategy=zero2" in trial.overrides
 
@@ -115,7 +116,7 @@ def test_a_crash_closes_a_trial_as_failed_without_a_retry(bench: Callable[..., B
     study = bench({"*": [crash]})
     study.start("micro_batch=1,2")
     assert study.states == [State.FAILED] * 2
-    assert [trial.attempts for trial in study.trials] == [1, 1]
+    assert [len(trial.attempts) for trial in study.trials] == [1, 1]
 
 
 def test_a_finished_study_launches_nothing_again(bench: Callable[..., Bench]) -> None:
@@ -174,14 +175,14 @@ def test_a_lost_node_is_retried(bench: Callable[..., Bench]) -> None:
         (1, AttemptKind.FIRST),
         (2, AttemptKind.RETRY),
     ]
-    assert study.trials[0].measured_attempt == 2
+    assert study.trials[0].counted == study.trials[0].attempts[1]
 
 
 def test_after_its_retries_a_lost_trial_has_failed(bench: Callable[..., Bench]) -> None:
     study = bench({"*": [lost]})
     study.start("micro_batch=1,2", limits=dataclasses.replace(NO_LIMIT, retries=2))
     assert study.states == [State.FAILED] * 2
-    assert [trial.attempts for trial in study.trials] == [3, 3]
+    assert [len(trial.attempts) for trial in study.trials] == [3, 3]
     assert kinds(study.trials[0]) is FailureKind.NODE_LOST
 
 
@@ -189,7 +190,7 @@ def test_preempted_attempts_use_up_no_retries(bench: Callable[..., Bench]) -> No
     preempted = failing(FailureKind.PREEMPTED)
     study = bench({"*": [preempted, preempted, preempted, measured(100.0)]})
     study.start("micro_batch=2,2", limits=dataclasses.replace(NO_LIMIT, retries=1))
-    assert [(trial.state, trial.attempts, trial.lost) for trial in study.trials[:1]] == [
+    assert [(trial.state, len(trial.attempts), trial.used_retries) for trial in study.trials[:1]] == [
         (State.MEASURED, 4, 0)
     ]
 
@@ -245,14 +246,17 @@ def test_two_slots_run_two_trials_at_once_and_mark_them_shared(bench: Callable[.
     study = bench(parallel=2)
     study.start("ranks=1", *FOUR_PLANS)
     assert study.cluster.most_at_once == 2
-    assert [trial.shared for trial in study.trials] == [True] * 4
-    assert {trial.slots for trial in study.trials} == {("core-0",), ("core-1",)}
+    assert [trial.is_shared for trial in study.trials] == [True] * 4
+    assert {attempt.slots for trial in study.trials for attempt in trial.attempts} == {
+        ("core-0",),
+        ("core-1",),
+    }
 
 
 def test_a_trial_that_ran_alone_is_not_shared(bench: Callable[..., Bench]) -> None:
     study = bench()
     study.start(*FOUR_PLANS)
-    assert [trial.shared for trial in study.trials] == [False] * 4
+    assert [trial.is_shared for trial in study.trials] == [False] * 4
 
 
 def test_a_freed_slot_is_filled_while_a_slow_trial_runs_on(bench: Callable[..., Bench]) -> None:
@@ -277,4 +281,4 @@ def test_while_another_study_holds_the_slots_it_waits_and_says_so_once(bench: Ca
 def test_a_timing_taken_beside_another_study_is_marked_shared(bench: Callable[..., Bench]) -> None:
     study = bench(machine=Machine(device="cpu", nodes=1, ranks_per_node=4, cores=4), taken={"core-0"})
     study.start("micro_batch=2,2", "ranks=2")
-    assert [trial.shared for trial in study.trials] == [True]
+    assert [trial.is_shared for trial in study.trials] == [True]

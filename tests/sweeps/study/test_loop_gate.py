@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Gpu, Machine
 from sweeps.plan.planner import Planner
@@ -40,7 +40,7 @@ def estimate(study: Bench, strategy: str) -> Estimate:
     plan = planner.plan({"strategy": strategy, "micro_batch": 2}).plan
     assert isinstance(plan, Plan)
     room = room_of(config.cluster, config.gate, GPUS)
-    return Forecaster(study.model, hardware_for(GPUS), room, config.gate).estimate(plan)
+    return Estimator(study.model, hardware_for(GPUS), room, config.gate).estimate(plan)
 
 
 def limit(bytes_: float) -> str:
@@ -62,7 +62,7 @@ def test_what_cannot_fit_is_recorded_with_its_reason_and_never_launched(study: B
     assert study.start(*SPACE, between(study)) is StopReason.EXHAUSTED
     assert sorted(study.launched_plans) == ["ddp x1", "ddp x2"]
     for trial in trials_of(study, "zero1"):
-        assert (trial.state, trial.attempts, trial.gpu_s) == (State.INFEASIBLE, 0, 0.0)
+        assert (trial.state, len(trial.attempts), trial.gpu_s) == (State.INFEASIBLE, 0, 0.0)
         assert isinstance(trial.outcome, Failure)
         assert trial.outcome.kind is FailureKind.INFEASIBLE
         assert trial.outcome.message.startswith("not launched: needs ")
@@ -105,7 +105,7 @@ def test_a_few_borderline_plans_are_launched_to_learn_and_no_more(study: Bench, 
     study.start(*asked, f"gate.borderline={most}")
     borderline = [trial for trial in study.trials if trial.estimate and trial.estimate.fit is Fit.BORDERLINE]
     assert borderline
-    assert sum(trial.attempts for trial in borderline) == min(most, len(borderline))
+    assert sum(len(trial.attempts) for trial in borderline) == min(most, len(borderline))
 
 
 def test_what_a_user_asks_for_alone_is_launched_with_a_warning(study: Bench) -> None:
@@ -135,7 +135,7 @@ def test_a_refused_trial_stays_refused_where_nothing_has_changed(study: Bench) -
     study.start(*SPACE, asked)
     refused = trials_of(study, "zero1")
     study.start(*SPACE, asked)
-    assert [trial.attempts for trial in trials_of(study, "zero1")] == [0, 0]
+    assert [len(trial.attempts) for trial in trials_of(study, "zero1")] == [0, 0]
     assert [trial.closed_at for trial in trials_of(study, "zero1")] == [trial.closed_at for trial in refused]
     assert len(study.trials) == 4
 
@@ -146,14 +146,14 @@ def test_a_refused_trial_is_launched_once_the_gate_lets_it_through(study: Bench)
     study.start(*SPACE, asked, "gate.enabled=false")
     assert len(study.trials) == 4
     assert study.states == [State.MEASURED] * 4
-    assert [trial.attempts for trial in trials_of(study, "zero1")] == [1, 1]
+    assert [len(trial.attempts) for trial in trials_of(study, "zero1")] == [1, 1]
 
 
 def test_what_was_queued_faces_the_gate_again_on_resume(study: Bench) -> None:
     asked = between(study)
     study.clock.at[1] = lambda: setattr(study, "stop", True)  # with a trial running and others to come
     study.start("strategy=zero1", "micro_batch=1,2", "precision=bf16", asked, "gate.enabled=false")
-    waiting = [trial for trial in study.trials if trial.attempts == 0]
+    waiting = [trial for trial in study.trials if not trial.attempts]
     study.stop = False
     study.start("strategy=zero1", "micro_batch=1,2", "precision=bf16", asked)
     for trial in waiting:

@@ -38,7 +38,7 @@ def test_another_trial_of_ones_own_collects_it_too(bench: Callable[..., Bench]) 
     study = abandoned(bench)
     study.start(*ALONE, point=OWN)
     assert study.states == [State.MEASURED] * 2
-    assert [trial.attempts for trial in study.trials] == [1, 1]
+    assert [len(trial.attempts) for trial in study.trials] == [1, 1]
 
 
 def test_one_that_was_never_launched_is_closed_and_not_launched_by_others(
@@ -77,7 +77,7 @@ def test_cancelled_attempts_use_up_no_retries(bench: Callable[..., Bench]) -> No
     study.stop = False
     study.start("micro_batch=2,2")
     (trial,) = study.trials
-    assert (trial.state, trial.attempts, trial.lost) == (State.MEASURED, 3, 1)
+    assert (trial.state, len(trial.attempts), trial.used_retries) == (State.MEASURED, 3, 1)
 
 
 def test_a_trial_that_runs_again_has_nothing_of_its_cancelled_attempt(bench: Callable[..., Bench]) -> None:
@@ -99,7 +99,7 @@ def test_a_cancelled_job_that_wrote_nothing_is_cancelled_not_lost(bench: Callabl
     study.cluster.silent_when_cancelled = True
     study.start("micro_batch=2,2")
     (trial,) = study.trials
-    assert (trial.state, trial.lost) == (State.CANCELLED, 0)
+    assert (trial.state, trial.used_retries) == (State.CANCELLED, 0)
 
 
 def test_a_finite_space_ends_only_when_all_of_it_is_known(bench: Callable[..., Bench]) -> None:

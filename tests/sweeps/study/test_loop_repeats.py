@@ -1,4 +1,4 @@
-"""What the loop measures again: the best by turns after the search, and a rung now and then for drift."""
+"""What the loop measures again: the best in rounds after the search, a baseline now and then for drift."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.config.schema import ConfirmConfig
-from sweeps.search.ranking import contenders
 from sweeps.study.limits import StopReason
+from tests.support.examples import a_repeat
 from tests.support.fake_cluster import crash, lost, measured
 from tests.support.studies import NO_LIMIT, Bench, Crashed, die
 from train_entry.contract import (
@@ -18,7 +18,7 @@ from train_entry.contract import (
     Goal,
     Measurement,
     Purpose,
-    Repeat,
+    Ranking,
     State,
     Trial,
     Winner,
@@ -49,15 +49,15 @@ def repeats(study: Bench) -> list[str]:
     return [spec.plan.strategy for spec in again]
 
 
-def turns(trial: Trial) -> list[tuple[int, bool]]:
+def rounds(trial: Trial) -> list[tuple[int, bool]]:
     """Of its repeats, and whether each was measured."""
-    return [(repeat.turn, isinstance(repeat.outcome, Measurement)) for repeat in trial.repeats]
+    return [(repeat.round, isinstance(repeat.outcome, Measurement)) for repeat in trial.repeats]
 
 
 # ---------------------------------------------------------------- confirmation
 
 
-def test_after_the_search_the_best_are_measured_again_by_turns_and_the_winner_is_on_record(
+def test_after_the_search_the_best_are_measured_again_in_rounds_and_the_winner_is_on_record(
     study: Bench,
 ) -> None:
     assert study.start(*TWO, confirm=CONFIRM) is StopReason.EXHAUSTED
@@ -71,7 +71,7 @@ def test_after_the_search_the_best_are_measured_again_by_turns_and_the_winner_is
     assert [trial.gpu_s for trial in study.trials] == [60.0, 60.0]
     assert [spec.measure.beat_step_s for spec in study.cluster.launched[2:]] == [None] * 4
     first = study.trials[0]
-    assert (first.state, first.attempts, first.measured_attempt) == (State.MEASURED, 3, 1)
+    assert (first.state, len(first.attempts), first.counted) == (State.MEASURED, 3, first.attempts[0])
     assert isinstance(first.outcome, Measurement)
     assert first.outcome.tokens_per_s == 100.0
     study.start(*TWO, confirm=CONFIRM)
@@ -95,7 +95,7 @@ def test_whenever_the_orchestrator_dies_no_repeat_is_doubled_or_lost(study: Benc
     assert winner(study) is None
     study.start(*TWO, confirm=CONFIRM)
     assert repeats(study) == ["ddp", "zero1", "ddp", "zero1"]
-    assert [turns(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
+    assert [rounds(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
     found = winner(study)
     assert found is not None
     assert found.trial == 2
@@ -103,23 +103,24 @@ def test_whenever_the_orchestrator_dies_no_repeat_is_doubled_or_lost(study: Benc
 
 def test_a_repeat_recorded_but_never_launched_is_launched_by_the_next_start(study: Bench) -> None:
     study.start(*TWO)
-    unborn = Repeat(attempt=2, purpose=Purpose.CONFIRM, turn=1)
-    study.ledger().change(1, attempts=2, repeats=(unborn,))
+    study.ledger().put(study.trials[0].with_attempt(a_repeat(number=2, round=1, started_at=1_000_000.0)))
     study.start(*TWO, confirm=CONFIRM)
-    assert [repeat.attempt for repeat in study.trials[0].repeats] == [3, 4]
-    assert [turns(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
+    never = study.trials[0].attempts[1]
+    assert (never.is_replaced, never.ended_at) == (True, 1_000_000.0)  # none of the study's time
+    assert [repeat.number for repeat in study.trials[0].repeats] == [3, 4]
+    assert [rounds(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
 
 
 def test_an_interrupt_during_a_confirmation_leaves_it_to_the_next_start(study: Bench) -> None:
     study.clock.at[SEARCHED + 4] = study.interrupt  # in the second repeat
     assert study.start(*TWO, confirm=CONFIRM) is StopReason.INTERRUPTED
     assert (study.states, study.cluster.jobs) == ([State.MEASURED] * 2, {})
-    assert [turns(trial) for trial in study.trials] == [[(1, True)], []]
+    assert [rounds(trial) for trial in study.trials] == [[(1, True)], []]
     assert winner(study) is None
     study.stop = False
     assert study.start(*TWO, confirm=CONFIRM) is StopReason.EXHAUSTED
     assert repeats(study) == ["ddp", "zero1", "zero1", "ddp", "zero1"]
-    assert [turns(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
+    assert [rounds(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
     assert winner(study) is not None
 
 
@@ -140,7 +141,7 @@ def test_a_repeat_that_was_lost_is_tried_again(bench: Callable[..., Bench]) -> N
     study = bench({"ddp": [measured(100.0), lost, measured(100.0)], "zero1": ZERO1})
     study.start(*TWO, confirm=CONFIRM)
     assert repeats(study) == ["ddp", "ddp", "zero1", "ddp", "zero1"]
-    assert [(trial.lost, turns(trial)) for trial in study.trials] == [
+    assert [(trial.used_retries, rounds(trial)) for trial in study.trials] == [
         (1, [(1, True), (2, True)]),
         (0, [(1, True), (2, True)]),
     ]
@@ -164,7 +165,7 @@ def test_gpu_hours_are_kept_for_the_confirmation(bench: Callable[..., Bench]) ->
 
 
 def test_a_machine_that_slows_down_is_seen_and_the_ranking_corrected(bench: Callable[..., Bench]) -> None:
-    """ddp, the best rung, is slower by a tenth two trials later: zero2 was measured on a slower machine."""
+    """ddp, the best baseline, is a tenth slower two trials later: zero2 ran on a slower machine."""
     scripts = {
         "ddp": [measured(100.0), measured(90.0)],
         "zero1": [measured(50.0)],
@@ -176,9 +177,11 @@ def test_a_machine_that_slows_down_is_seen_and_the_ranking_corrected(bench: Call
     study.start("strategy=ddp,zero1,zero2", "micro_batch=2,2", confirm=confirm)
     assert [spec.plan.strategy for spec in study.cluster.launched] == ["ddp", "zero1", "zero2", "ddp"]
     reference, _, last = study.trials
-    assert [(repeat.purpose, repeat.turn) for repeat in reference.repeats] == [(Purpose.DRIFT, 0)]
-    assert [trial.drift for trial in study.trials] == pytest.approx([1.0, 0.967, 0.933], abs=0.001)
-    assert [trial.number for _, trial in contenders(study.trials, GOAL)] == [last.number, 1, 2]
+    assert [(repeat.purpose, repeat.round) for repeat in reference.repeats] == [(Purpose.DRIFT, 0)]
+    ranking = Ranking(study.trials, GOAL)
+    drifts = [ranking.drift(trial) for trial in study.trials]
+    assert drifts == pytest.approx([1.0, 0.967, 0.933], abs=0.001)
+    assert [trial.number for _, trial in ranking.contenders] == [last.number, 1, 2]
     assert study.heard.messages == [
         "the machine is 10.0% slower than at first; the ranking is corrected for it"
     ]
@@ -195,4 +198,4 @@ def test_a_look_for_drift_outlives_the_orchestrator(bench: Callable[..., Bench])
         study.start(*asked, confirm=confirm)
     study.start(*asked, confirm=confirm)
     assert repeats(study) == ["ddp"]
-    assert study.trials[2].drift < 0.95
+    assert Ranking(study.trials, GOAL).drift(study.trials[2]) < 0.95

@@ -9,15 +9,15 @@ import pytest
 
 from sweeps.space.dimensions import Point
 from sweeps.study.limits import StopReason
+from tests.support.examples import an_attempt
 from tests.support.fake_cluster import crash, lost, measured, oom
 from tests.support.studies import FOUR_PLANS, NO_LIMIT, Bench, Crashed, die
-from train_entry.contract import (
-    AttemptKind,
-    Failure,
-    Measurement,
-    Origin,
-    State,
-)
+from train_entry.contract import AttemptKind, Failure, Measurement, Origin, Outcome, State, Trial
+
+
+def check_of(trial: Trial) -> Outcome | None:
+    return trial.check.outcome if trial.check else None
+
 
 # ---------------------------------------------------------------- interrupted
 
@@ -31,8 +31,18 @@ def test_an_interrupt_cancels_and_the_next_start_measures_nothing_twice(bench: C
     study.stop = False
     assert study.start(*FOUR_PLANS) is StopReason.EXHAUSTED
     assert study.states == [State.MEASURED] * 4
-    assert [trial.attempts for trial in study.trials] == [1, 2, 1, 1]
+    assert [len(trial.attempts) for trial in study.trials] == [1, 2, 1, 1]
     assert len(set(study.launched_plans)) == 4
+
+
+def test_a_cancelled_attempt_that_is_collected_again_costs_once(bench: Callable[..., Bench]) -> None:
+    study = bench()
+    study.clock.at[1] = study.interrupt
+    study.start("micro_batch=2,2")
+    assert study.trials[0].gpu_s == 20.0
+    study.stop = False
+    study.start("micro_batch=2,2")
+    assert [attempt.gpu_s for attempt in study.trials[0].attempts] == [20.0, 20.0]
 
 
 def test_an_interrupt_may_leave_the_job_which_the_next_start_collects(bench: Callable[..., Bench]) -> None:
@@ -87,13 +97,17 @@ def test_a_trial_recorded_but_never_launched_is_launched_by_the_next_start(
     study.start("micro_batch=1,2", limits=dataclasses.replace(NO_LIMIT, trials=1))
     ledger = study.ledger()
     other = 3 - int(str(ledger[1].values["micro_batch"]))
-    plan = dataclasses.replace(ledger[1], number=2, state=State.RUNNING, values={"micro_batch": other})
-    assert plan.plan is not None
-    ledger.put(
-        dataclasses.replace(
-            plan, outcome=None, fingerprint="other", plan=dataclasses.replace(plan.plan, micro_batch=other)
-        )
+    first = ledger[1]
+    assert first.plan is not None
+    unborn = dataclasses.replace(
+        first,
+        number=2,
+        values={"micro_batch": other},
+        plan=dataclasses.replace(first.plan, micro_batch=other),
+        fingerprint="other",
+        attempts=(an_attempt(),),
     )
+    assert ledger.put(unborn).state is State.RUNNING
     assert study.start("micro_batch=1,2") is StopReason.EXHAUSTED
     assert study.states == [State.MEASURED] * 2
     assert [(spec.trial, spec.attempt) for spec in study.cluster.launched] == [(1, 1), (2, 2)]
@@ -125,10 +139,9 @@ def test_the_best_trials_are_trained_longer_one_after_another(bench: Callable[..
     assert [spec.plan.strategy for spec in checks] == ["zero1", "zero2"]
     # 32768 tokens in steps of 16 x 128: 16 steps, of which 3 are warm-up.
     assert {(spec.measure.warmup_steps, spec.measure.steps) for spec in checks} == {(3, 13)}
-    checked = [trial for trial in study.trials if isinstance(trial.check, Measurement)]
-    assert [(trial.attempts, trial.measured_attempt, trial.check_attempt) for trial in checked] == [
-        (2, 1, 2)
-    ] * 2
+    checked = [trial for trial in study.trials if isinstance(check_of(trial), Measurement)]
+    assert [(trial.counted, trial.check) for trial in checked] == [trial.attempts for trial in checked]
+    assert [[attempt.number for attempt in trial.attempts] for trial in checked] == [[1, 2]] * 2
 
 
 def test_a_check_that_is_interrupted_is_done_by_the_next_start(bench: Callable[..., Bench]) -> None:
@@ -138,7 +151,7 @@ def test_a_check_that_is_interrupted_is_done_by_the_next_start(bench: Callable[.
     assert (study.states, study.trials[0].check) == ([State.MEASURED], None)
     study.stop = False
     study.start("micro_batch=2,2", check_best=1)
-    assert isinstance(study.trials[0].check, Measurement)
+    assert isinstance(check_of(study.trials[0]), Measurement)
     assert isinstance(study.trials[0].outcome, Measurement)
 
 
@@ -148,7 +161,7 @@ def test_a_check_survives_a_crash_of_the_orchestrator(bench: Callable[..., Bench
     with pytest.raises(Crashed):
         study.start("micro_batch=2,2", check_best=1)
     study.start("micro_batch=2,2", check_best=1)
-    assert isinstance(study.trials[0].check, Measurement)
+    assert isinstance(check_of(study.trials[0]), Measurement)
     assert [spec.kind for spec in study.cluster.launched] == [AttemptKind.FIRST, AttemptKind.CHECK]
 
 
@@ -157,15 +170,15 @@ def test_a_check_recorded_but_never_launched_is_launched_by_the_next_start(
 ) -> None:
     study = bench()
     study.start("micro_batch=2,2")
-    study.ledger().change(1, attempts=2, check_attempt=2)
+    study.ledger().put(study.trials[0].with_attempt(an_attempt(number=2, kind=AttemptKind.CHECK)))
     study.start("micro_batch=2,2", check_best=1)
-    assert isinstance(study.trials[0].check, Measurement)
-    assert study.trials[0].check_attempt == 3
+    assert isinstance(check_of(study.trials[0]), Measurement)
+    assert study.trials[0].check == study.trials[0].attempts[2]
 
 
 def test_a_failed_check_is_recorded_and_leaves_the_measurement(bench: Callable[..., Bench]) -> None:
     study = bench({"check zero1": [crash]})
     study.start("micro_batch=2,2", check_best=1)
     assert study.states == [State.MEASURED]
-    assert isinstance(study.trials[0].check, Failure)
+    assert isinstance(check_of(study.trials[0]), Failure)
     assert isinstance(study.trials[0].outcome, Measurement)

@@ -8,24 +8,24 @@ from collections.abc import Callable
 import pytest
 
 from sweeps.config.schema import ConfirmConfig
-from sweeps.search.ranking import contenders
 from sweeps.study.limits import Limits, StopReason
 from tests.support.fake_cluster import as_estimated, crash, measured, measured_as, oom
 from tests.support.studies import NO_LIMIT, PLAIN, Bench, Crashed, die
-from train_entry.contract import Failure, FailureKind, Goal, Measurement, Origin, State
+from train_entry.contract import Failure, FailureKind, Goal, Measurement, Origin, Ranking, State
 
-DIRECTED = ("search.startup_trials=2",)  # ladder, prior, dominance, sampler
+INFORMED = ("search.startup_trials=2",)  # baselines, prior, dominance, sampler
 NINE_PLANS = ("strategy=ddp,zero1,zero2", "micro_batch=1,2,4")
+TOKENS_PER_S = Goal(name="tokens_per_s")
 TWO_PLANS = ("strategy=ddp,zero1", "micro_batch=2,2")
 
 
 @pytest.fixture
-def directed(bench: Callable[..., Bench]) -> Callable[..., Bench]:
-    """Studies that begin with the ladder, of jobs that are as fast as estimated."""
+def informed(bench: Callable[..., Bench]) -> Callable[..., Bench]:
+    """Studies that begin with the baselines, of jobs that are as fast as estimated."""
 
     def make(scripts: dict[str, object] | None = None, **changes: object) -> Bench:
         study = bench({"*": [as_estimated()], **(scripts or {})}, **changes)
-        study.settings = DIRECTED
+        study.settings = INFORMED
         return study
 
     return make
@@ -38,44 +38,44 @@ def origins(study: Bench) -> list[Origin]:
 # ---------------------------------------------------------------- the order
 
 
-def test_the_ladder_comes_first_then_the_prior_then_the_sampler(directed: Callable[..., Bench]) -> None:
+def test_the_baselines_come_first_then_the_prior_then_the_sampler(informed: Callable[..., Bench]) -> None:
     """A small space is measured wholly, and needs no plan for one GPU alone."""
-    study = directed()
+    study = informed()
     assert study.start(*NINE_PLANS, "search.prior=2") is StopReason.EXHAUSTED
-    rungs = [(trial.rung, trial.values["micro_batch"]) for trial in study.trials if trial.rung]
-    assert rungs == [("ddp", 4), ("zero1", 4), ("zero2", 4)]
-    assert origins(study) == [Origin.LADDER] * 3 + [Origin.PRIOR] * 2 + [Origin.SAMPLER] * 4
+    baselines = [(trial.baseline, trial.values["micro_batch"]) for trial in study.trials if trial.baseline]
+    assert baselines == [("ddp", 4), ("zero1", 4), ("zero2", 4)]
+    assert origins(study) == [Origin.BASELINE] * 3 + [Origin.PRIOR] * 2 + [Origin.SAMPLER] * 4
     assert (len(set(study.launched_plans)), study.states) == (9, [State.MEASURED] * 9)
     assert len(study.told) == 9
 
 
-def test_a_resumed_study_climbs_on_where_it_was(directed: Callable[..., Bench]) -> None:
-    whole, parts = directed(), directed()
+def test_a_resumed_study_goes_on_where_it_was(informed: Callable[..., Bench]) -> None:
+    whole, parts = informed(), informed()
     parts.directory = dataclasses.replace(parts.directory, path=parts.directory.path.with_name("parts"))
     whole.start(*NINE_PLANS, limits=dataclasses.replace(NO_LIMIT, trials=5))
     for trials in (1, 3, 5):
         parts.start(*NINE_PLANS, limits=dataclasses.replace(NO_LIMIT, trials=trials))
     assert parts.launched_plans == whole.launched_plans
-    assert [(trial.origin, trial.rung) for trial in parts.trials] == [
-        (trial.origin, trial.rung) for trial in whole.trials
+    assert [(trial.origin, trial.baseline) for trial in parts.trials] == [
+        (trial.origin, trial.baseline) for trial in whole.trials
     ]
 
 
-def test_a_rung_out_of_memory_is_followed_by_its_remedy(directed: Callable[..., Bench]) -> None:
+def test_a_baseline_out_of_memory_is_followed_by_its_remedy(informed: Callable[..., Bench]) -> None:
     """Where the space has it, and it may be the best."""
-    study = directed({"zero1 x4": [oom]})
+    study = informed({"zero1 x4": [oom]})
     study.start(
         "strategy=ddp,zero1", "micro_batch=2,4", "activation_checkpointing=none,full", "search.prior=0"
     )
-    rung = next(trial for trial in study.trials if trial.state is State.INFEASIBLE)
-    assert (rung.origin, rung.rung, rung.values["activation_checkpointing"]) == (
-        Origin.LADDER,
+    baseline = next(trial for trial in study.trials if trial.state is State.INFEASIBLE)
+    assert (baseline.origin, baseline.baseline, baseline.values["activation_checkpointing"]) == (
+        Origin.BASELINE,
         "zero1",
         "none",
     )
-    remedy = study.trials[rung.number]
-    assert (remedy.origin, remedy.parent, remedy.rung) == (Origin.REMEDY, rung.number, "zero1")
-    assert remedy.values == {**rung.values, "activation_checkpointing": "full"}
+    remedy = study.trials[baseline.number]
+    assert (remedy.origin, remedy.parent, remedy.baseline) == (Origin.REMEDY, baseline.number, "zero1")
+    assert remedy.values == {**baseline.values, "activation_checkpointing": "full"}
     assert remedy.state is State.INFEASIBLE
     # Half the micro-batch, checkpointed, is next, as little is known of the machine yet.
     assert remedy.advice is not None
@@ -91,8 +91,8 @@ ALONE_IS_FASTEST = measured_as(lambda attempt, spec: 900.0 if spec.plan.ranks ==
 
 
 @pytest.mark.parametrize("end", ["die", "interrupt"])
-def test_one_gpu_alone_is_measured_once_and_cannot_win(directed: Callable[..., Bench], end: str) -> None:
-    study = directed({"*": [ALONE_IS_FASTEST]})
+def test_one_gpu_alone_is_measured_once_and_cannot_win(informed: Callable[..., Bench], end: str) -> None:
+    study = informed({"*": [ALONE_IS_FASTEST]})
     asked = (*TWO_PLANS, "search.single_gpu=always")
     study.clock.at[1] = die if end == "die" else study.interrupt
     if end == "die":
@@ -104,12 +104,12 @@ def test_one_gpu_alone_is_measured_once_and_cannot_win(directed: Callable[..., B
     for _ in range(2):
         assert study.start(*asked) is StopReason.EXHAUSTED
     alone, *others = study.trials
-    assert (alone.is_yardstick, alone.origin, alone.rung) == (True, Origin.LADDER, "1 GPU")
+    assert (alone.is_single_gpu, alone.origin, alone.baseline) == (True, Origin.BASELINE, "1 GPU")
     assert (alone.state, alone.values["ranks"]) == (State.MEASURED, 1)
     assert [trial.plan.ranks for trial in others if trial.plan] == [2, 2]
-    assert alone.attempts == (1 if end == "die" else 2)  # what was cancelled says nothing
+    assert len(alone.attempts) == (1 if end == "die" else 2)  # what was cancelled says nothing
     assert study.told == [[100.0], [100.0]]
-    assert [value for value, _ in contenders(study.trials, Goal(name="tokens_per_s"))] == [100.0, 100.0]
+    assert [value for value, _ in Ranking(study.trials, TOKENS_PER_S).contenders] == [100.0, 100.0]
     limits = [spec.measure.beat_step_s is not None for spec in study.cluster.launched if spec.plan.ranks == 2]
     assert limits == [False, True]  # slower than one GPU alone, they have nothing to beat at first
 
@@ -117,8 +117,8 @@ def test_one_gpu_alone_is_measured_once_and_cannot_win(directed: Callable[..., B
 # ---------------------------------------------------------------- ends
 
 
-def test_a_search_ends_when_nothing_left_is_expected_to_be_better(directed: Callable[..., Bench]) -> None:
-    study = directed()
+def test_a_search_ends_when_nothing_left_is_expected_to_be_better(informed: Callable[..., Bench]) -> None:
+    study = informed()
     space = ("strategy=ddp,zero1,zero2,zero3", "micro_batch=1,2,4", "activation_checkpointing=none,full")
     assert study.start(*space, "limits.improvement=0.02") is StopReason.NO_BETTER
     assert 3 <= len(study.launched_plans) < 12
@@ -169,7 +169,7 @@ def test_patience_ends_a_study_that_improves_by_noise_only(bench: Callable[..., 
 def test_of_money_and_gpu_hours_what_the_confirmation_takes_is_left_for_it(
     bench: Callable[..., Bench], limits: Limits, reason: StopReason
 ) -> None:
-    """Each launch takes 20 GPU-seconds, or one of five coins: three trials, and two turns of the best."""
+    """Each launch takes 20 GPU-seconds, or one of five coins: three trials, and two rounds of the best."""
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
@@ -183,7 +183,7 @@ def test_of_hours_what_the_confirmation_takes_is_left_for_it(bench: Callable[...
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
-    limits = dataclasses.replace(NO_LIMIT, hours=31 / 3600)  # a launch and two turns: 10 s each
+    limits = dataclasses.replace(NO_LIMIT, hours=31 / 3600)  # a launch and two rounds: 10 s each
     assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.HOURS
     _, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
     assert len(study.trials) < 4
@@ -218,7 +218,7 @@ def test_a_trial_that_cannot_beat_the_best_is_stopped_and_cannot_win(bench: Call
     assert (best.state, futile.state) == (State.MEASURED, State.STOPPED)
     assert isinstance(futile.outcome, Measurement)
     assert study.told == [[100.0], [50.0]]
-    assert [trial.number for _, trial in contenders(study.trials, Goal(name="tokens_per_s"))] == [1]
+    assert [trial.number for _, trial in Ranking(study.trials, TOKENS_PER_S).contenders] == [1]
     tokens = 16 * 128
     assert [spec.measure.beat_step_s for spec in study.cluster.launched] == [
         None,
@@ -245,14 +245,14 @@ def test_duplicates_are_measured_again_where_that_is_asked(bench: Callable[..., 
 
 # ---------------------------------------------------------------- several goals
 
-BOTH = (Goal(name="tokens_per_s"), Goal(name="peak_bytes"))
+BOTH = (TOKENS_PER_S, Goal(name="peak_bytes"))
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
-def test_two_goals_are_searched_and_taught_together(directed: Callable[..., Bench], sampler: str) -> None:
+def test_two_goals_are_searched_and_taught_together(informed: Callable[..., Bench], sampler: str) -> None:
     """No trial is ended early: it may be the thriftiest."""
     scripts = {"ddp": [measured(100.0, 900)], "zero1": [measured(90.0, 500)], "zero1 x4": [oom]}
-    study = directed({**scripts, "zero2": [measured(80.0, 400)]})
+    study = informed({**scripts, "zero2": [measured(80.0, 400)]})
     study.goals = BOTH
     asked = (
         *NINE_PLANS,
@@ -275,8 +275,8 @@ def test_two_goals_are_searched_and_taught_together(directed: Callable[..., Benc
     assert Origin.SAMPLER in origins(study)
 
 
-def test_a_plain_study_knows_no_ladder(bench: Callable[..., Bench]) -> None:
+def test_a_plain_study_knows_no_baselines(bench: Callable[..., Bench]) -> None:
     study = bench()
     study.start(*TWO_PLANS)
     assert PLAIN == study.settings
-    assert [(trial.origin, trial.rung) for trial in study.trials] == [(Origin.SAMPLER, None)] * 2
+    assert [(trial.origin, trial.baseline) for trial in study.trials] == [(Origin.SAMPLER, None)] * 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.fields import under
+from sweeps.config.keys import scope_of
 from sweeps.config.schema import SweepConfig
 from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
@@ -142,10 +142,8 @@ def test_a_single_trial_shares_model_data_and_batch_with_the_study_it_joins(
     known, single = record(), record(dimensions=(), global_batch=64, measure__steps=50, data__kind="text")
     joined = joined_record(known, single)
     assert joined.asked["measure.steps"] == 12
-    assert (joined.asked["global_batch"], joined.asked["data.kind"]) == (
-        64,
-        "text",
-    )  # open_study refuses them
+    # open_study refuses these.
+    assert (joined.asked["global_batch"], joined.asked["data.kind"]) == (64, "text")
     assert (joined.name, joined.dimensions) == (known.name, known.dimensions)
 
 
@@ -158,4 +156,4 @@ def test_trials_in_one_table_compare_by_model_data_and_batch(record: Callable[..
     [("limits", True), ("limits.trials", True), ("limitless", False), ("a.limits", False)],
 )
 def test_a_key_lies_under_a_name_at_a_dot_only(key: str, expected: bool) -> None:
-    assert under(key, ("limits",)) is expected
+    assert (scope_of(key) is scope_of("limits")) is expected

@@ -181,7 +181,7 @@ def test_the_table_begins_with_throughput_memory_and_loss() -> None:
 
 
 def test_the_table_is_sorted_by_the_throughput_that_is_the_objective() -> None:
-    study = dataclasses.replace(study_record("s"), objective="tokens_per_s")
+    study = dataclasses.replace(study_record("s"), goals=(Goal(name="tokens_per_s"),))
 
     state = json.loads(json.loads(shared_view(study))["state"])
 
@@ -190,7 +190,7 @@ def test_the_table_is_sorted_by_the_throughput_that_is_the_objective() -> None:
 
 def test_a_goal_that_is_the_better_the_less_it_is_is_sorted_ascending() -> None:
     goal = Goal(name="time_to_tokens", tokens=1e9)
-    study = dataclasses.replace(study_record("s"), objective=goal.name, goals=(goal, Goal(name="peak_bytes")))
+    study = dataclasses.replace(study_record("s"), goals=(goal, Goal(name="peak_bytes")))
 
     state = json.loads(json.loads(shared_view(study))["state"])
 

@@ -132,7 +132,7 @@ def test_tags_say_how_to_run_the_trial_alone(
 
     assert tags["reproduce"] == "python sweep.py strategy=zero2 '+note=two words'"
     assert tags["overrides"] == "strategy=zero2 +note=two words"
-    assert (tags["state"], tags["origin"], tags["strategy"]) == ("measured", "ladder", "zero2")
+    assert (tags["state"], tags["origin"], tags["strategy"]) == ("measured", "baseline", "zero2")
     assert tags["fingerprint"] == "f00d"
     assert "failure" not in tags
 
@@ -185,7 +185,7 @@ def test_a_replay_equals_what_was_recorded_live(mlflow_uri: str, tmp_path: Path,
     study_dir = StudyDir(tmp_path / "studies" / "again")
     write_atomic(study_dir.record, dump(dataclasses.replace(study, name="replayed")))
     live = MlflowTracker(mlflow_uri, tmp_path / "mlartifacts", study)
-    queued = dataclasses.replace(measured(3), state=State.QUEUED)
+    queued = dataclasses.replace(measured(3), attempts=())
     for trial in (measured(0), out_of_memory(1), rejected(2), queued):
         write_atomic(study_dir.trial(trial.number).record, dump(trial))
     attempts = [write_attempt(study_dir.trial(number).attempt(1)) for number in (0, 1)]

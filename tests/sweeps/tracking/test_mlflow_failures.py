@@ -102,13 +102,13 @@ class Stuck(NoTracker):
     def __init__(self) -> None:
         self.entered, self.released = threading.Event(), threading.Event()
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         self.entered.set()
         self.released.wait()
 
 
 class Raising(NoTracker):
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         raise KeyError("an error nobody thought of")
 
 
@@ -116,7 +116,7 @@ class Remembering(NoTracker):
     def __init__(self) -> None:
         self.numbers: list[int] = []
 
-    def record(self, trial: Trial, attempt: AttemptDir | None) -> None:
+    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         self.numbers.append(trial.number)
 
 

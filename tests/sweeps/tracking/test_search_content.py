@@ -31,13 +31,13 @@ def standing(trial: int, value: float) -> Standing:
 
 
 def a_winner(**changes: Any) -> Winner:
-    """Trial 7, against the best rung, trial 3."""
+    """Trial 7, against the best baseline, trial 3."""
     winner = Winner(
         goal=SPEED.name,
         trial=7,
         confidence=0.95,
         standings=(standing(7, 1230.0), standing(3, 1000.0)),
-        rung=3,
+        baseline=3,
         gain=1.23,
         gain_low=1.21,
         gain_high=1.25,
@@ -45,19 +45,21 @@ def a_winner(**changes: Any) -> Winner:
     return dataclasses.replace(winner, **changes)
 
 
-def test_the_winner_has_its_interval_and_its_gain_over_the_best_rung() -> None:
+def test_the_winner_has_its_interval_and_its_gain_over_the_best_baseline() -> None:
     content = run_content(measured(7), None, (SPEED,), a_winner())
 
-    names = ("confirmed", "confirmed_low", "confirmed_high", "gain_over_best_rung", "gain_low_over_best_rung")
-    assert [content.metrics[name] for name in names] == [1230.0, 1225.0, 1235.0, 1.23, 1.21]
+    intervals = [content.metrics[f"confirmed{end}"] for end in ("", "_low", "_high")]
+    assert intervals == [1230.0, 1225.0, 1235.0]
+    gains = [content.metrics[f"{gain}_over_best_baseline"] for gain in ("gain", "gain_low")]
+    assert gains == [1.23, 1.21]
     assert content.tags["winner"] == "confirmed"
-    assert content.tags["headline"] == "1.23 times the best rung, trial 0003 (95%: 1.21 to 1.25)"
+    assert content.tags["headline"] == "1.23 times the best baseline, trial 0003 (95%: 1.21 to 1.25)"
 
 
 def test_its_rivals_have_their_intervals_alone_and_all_others_nothing() -> None:
     rival, other = (run_content(measured(number), None, (SPEED,), a_winner()) for number in (3, 4))
 
-    assert (rival.metrics["confirmed"], "gain_over_best_rung" in rival.metrics) == (1000.0, False)
+    assert (rival.metrics["confirmed"], "gain_over_best_baseline" in rival.metrics) == (1000.0, False)
     assert "confirmed" not in other.metrics
     assert {"winner", "headline"}.isdisjoint({*rival.tags, *other.tags})
 
@@ -67,13 +69,13 @@ def test_a_gain_of_less_time_is_said_as_better() -> None:
 
     content = run_content(measured(7), None, (goal,), a_winner(goal=goal.name, gain_low=None))
 
-    assert content.tags["headline"] == "1.23 times better than the best rung, trial 0003"
+    assert content.tags["headline"] == "1.23 times better than the best baseline, trial 0003"
 
 
-def test_a_rung_that_won_is_not_compared_with_itself() -> None:
+def test_a_baseline_that_won_is_not_compared_with_itself() -> None:
     content = run_content(measured(3), None, (SPEED,), a_winner(trial=3, gain=1.0))
 
-    assert content.tags["headline"] == "no trial is better than the best rung, this one"
+    assert content.tags["headline"] == "no trial is better than the best baseline, this one"
 
 
 def test_goals_that_no_other_metric_tells_have_one_without_the_machines_drift() -> None:
@@ -82,32 +84,31 @@ def test_goals_that_no_other_metric_tells_have_one_without_the_machines_drift() 
         Goal(name="time_to_tokens", tokens=24_690.0 * 3600),
         Goal(name="cost", tokens=24_690.0 * 3600, price_per_gpu_hour=3.0),
     )
-    trial = dataclasses.replace(measured(1), drift=0.5)  # the machine was half as fast
 
-    metrics = run_content(trial, None, goals).metrics
+    metrics = run_content(measured(1), None, goals, drift=0.5).metrics  # the machine was half as fast
 
     assert metrics["time_to_tokens_s"] == pytest.approx(1800.0)
     assert metrics["cost"] == pytest.approx(3.0)  # 2 GPUs for half an hour
     assert (metrics["drift"], metrics["tokens_per_s"]) == (0.5, 24_690.0)
 
 
-def test_cards_an_early_end_and_the_ladder_are_told() -> None:
+def test_cards_an_early_end_and_the_baselines_are_told() -> None:
     health = DeviceHealth(
         clock_mhz=1410, max_clock_mhz=1980, temperature_c=87, power_w=600.0, throttled=("sw_power_cap",)
     )
     seen = measured(2, ended=TimingEnd.PRECISE, spared_steps=9, ranks=(a_rank_measurement(health=health),))
-    trial = dataclasses.replace(seen, rung="zero2 x4", is_yardstick=True)
+    trial = dataclasses.replace(seen, baseline="zero2 x4", is_single_gpu=True)
 
     content = run_content(trial, None)
 
     metrics = {name: content.metrics[name] for name in ("clock_mhz", "temperature_c", "spared_steps")}
     assert metrics == {"clock_mhz": 1410, "temperature_c": 87, "spared_steps": 9}
-    tags = {name: content.tags[name] for name in ("rung", "ended", "throttled", "yardstick")}
+    tags = {name: content.tags[name] for name in ("baseline", "ended", "throttled", "single_gpu")}
     assert tags == {
-        "rung": "zero2 x4",
+        "baseline": "zero2 x4",
         "ended": "precise",
         "throttled": "sw_power_cap",
-        "yardstick": "other ranks, for comparison",
+        "single_gpu": "for comparison only",
     }
 
 
@@ -125,5 +126,5 @@ def test_the_winner_is_shown_once_it_is_known(mlflow_uri: str, tmp_path: Path) -
     rival, winner = runs(mlflow_uri, "won")
     assert (background.missed, winner.data.tags["shardsweep.trial"]) == (0, "7")
     assert winner.data.tags["winner"] == "confirmed"
-    assert winner.data.metrics["gain_over_best_rung"] == 1.23
+    assert winner.data.metrics["gain_over_best_baseline"] == 1.23
     assert (rival.data.metrics["confirmed"], "winner" in rival.data.tags) == (1000.0, False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.examples import a_plan, a_trial_spec
-from tests.train_entry.conftest import Trained, start_ranks, tiny_plan, tiny_spec, write_attempt, zero_plan
+from tests.train_entry.conftest import StartRanks, tiny_plan, tiny_spec, write_attempt, zero_plan
 from train_entry.contract import (
     AttemptDir,
     MeasureSpec,
@@ -21,7 +21,7 @@ from train_entry.contract import (
 from train_entry.engines.base import Held, Part
 from train_entry.measure.clock import PartTime, StepClock, Timings, distance, medians
 from train_entry.measure.stopping import half_width_s
-from train_entry.progress import Progress
+from train_entry.progress import Heartbeats
 
 
 def micro_step(scale: float, exchange_s: float = 0.0) -> list[PartTime]:
@@ -107,7 +107,7 @@ def timed(alone: None, tmp_path: Path) -> Callable[..., tuple[Timings, list[Step
         out = AttemptDir(tmp_path)
         out.metrics.unlink(missing_ok=True)
         spec = a_trial_spec(plan=a_plan(ranks=1), measure=asked)
-        clock = StepClock(Nothing(), iter(()), spec, torch.device("cpu"), Progress(out, 0))
+        clock = StepClock(Nothing(), iter(()), spec, torch.device("cpu"), Heartbeats(out, 0))
         clock.first_step()
         return clock.remaining_steps(), list(read_lines(out.metrics, StepMetrics))
 
@@ -150,9 +150,10 @@ def test_a_first_step_that_is_timed_counts(timed: Timed) -> None:
 
 
 @pytest.fixture(scope="module")
-def ended(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    """Two ranks train five plans, each of which may end early for another reason."""
-    root = tmp_path_factory.mktemp("ended")
+def ended(
+    start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[RankMeasurement]]:
+    """What two ranks say of each of five plans, which may end early for different reasons."""
     asked = MeasureSpec(warmup_steps=1, steps=10, split_steps=1)
     precise = replace(asked, precision=1e6)
     futile = replace(asked, beat_step_s=FASTER_THAN_ANY_S)
@@ -163,22 +164,23 @@ def ended(cpu_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         "not asked": tiny_spec(zero_plan(3), measure=asked),
         "staged": tiny_spec(zero_plan(1, pipeline=2), measure=precise),
     }
-    attempts = {name: write_attempt(root / name, spec) for name, spec in specs.items()}
-    attempts["asked"].stop.touch()
-    job = start_ranks(AttemptDir(root), 2, "tests.support.matrix", *map(str, (root / n for n in specs)))
-    yield Trained(job=job, attempts=attempts)
-    job.end()
+    seen = {}
+    for name, spec in specs.items():
+        attempt = write_attempt(tmp_path_factory.mktemp("ended"), spec)
+        if name == "asked":
+            attempt.stop.touch()
+        job = start_ranks(attempt, 2, "train_entry", str(attempt.path))
+        assert job.wait() == [0, 0], job.logs
+        seen[name] = [found for rank in (0, 1) if isinstance(found := job.outcome(rank), RankMeasurement)]
+    return seen
 
 
 @pytest.mark.slow
 @pytest.mark.jobs
-def test_real_ranks_end_together_and_for_the_same_reason(ended: Trained) -> None:
-    assert ended.job.wait() == [0, 0], ended.logs
-    seen = {name: [ended.outcome(name, rank) for rank in (0, 1)] for name in ended.attempts}
-    measured = {name: [r for r in ranks if isinstance(r, RankMeasurement)] for name, ranks in seen.items()}
+def test_real_ranks_end_together_and_for_the_same_reason(ended: dict[str, list[RankMeasurement]]) -> None:
     assert {
         name: [(rank.ended, len(rank.step_s), rank.split is None) for rank in ranks]
-        for name, ranks in measured.items()
+        for name, ranks in ended.items()
     } == {
         "precise": [(TimingEnd.PRECISE, 4, False)] * 2,
         "futile": [(TimingEnd.FUTILE, 4, True)] * 2,
@@ -190,9 +192,7 @@ def test_real_ranks_end_together_and_for_the_same_reason(ended: Trained) -> None
 
 @pytest.mark.slow
 @pytest.mark.jobs
-def test_what_stages_say_of_their_common_step_is_the_same(ended: Trained) -> None:
-    assert ended.job.wait() == [0, 0], ended.logs
-    first, last = (ended.outcome("staged", rank) for rank in (0, 1))
-    assert isinstance(first, RankMeasurement) and isinstance(last, RankMeasurement)
+def test_what_stages_say_of_their_common_step_is_the_same(ended: dict[str, list[RankMeasurement]]) -> None:
+    first, last = ended["staged"]
     longest = [max(both) for both in zip(first.step_s, last.step_s, strict=True)]
     assert first.step_s_half_width == last.step_s_half_width == pytest.approx(half_width_s(longest, 0.95))

@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from tests.support.parallel_cases import MODELS, parallel
 from tests.train_entry.conftest import tiny_spec
-from train_entry.contract import Attention, Place, Plan
+from train_entry.contract import Attention, Coordinates, Plan
 from train_entry.engines.choose import DTYPES
 from train_entry.model import split
 from train_entry.model.build import build_model, config_of, parameters_of
@@ -24,13 +24,16 @@ TOKENS = torch.arange(64).reshape(2, 32)
 SHAPES = {name: dataclasses.replace(shape, layers=4) for name, shape in MODELS.items()}
 
 
-def stage_model(plan: Plan, family: str, place: Place) -> Any:
+def stage_model(plan: Plan, family: str, place: Coordinates) -> Any:
     sharding = Staged(plan, place, DTYPES[plan.precision], CPU)
     return build_model(SHAPES[family], plan, CPU, sharding)
 
 
 def stage_models(plan: Plan, family: str) -> list[Any]:
-    return [stage_model(plan, family, Place(stage=stage, data=0, tensor=0)) for stage in range(plan.pipeline)]
+    return [
+        stage_model(plan, family, Coordinates(stage=stage, data=0, tensor=0))
+        for stage in range(plan.pipeline)
+    ]
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -74,7 +77,7 @@ def test_a_stage_has_the_values_of_the_whole_model(family: str) -> None:
 
 def test_the_parts_of_other_stages_are_cut_away_before_any_has_storage() -> None:
     plan = parallel(0, pipeline=2, ranks=2)
-    sharding = Staged(plan, plan.place(1), torch.float32, CPU)
+    sharding = Staged(plan, plan.coordinates(1), torch.float32, CPU)
     with sharding.construct(), no_init_weights():
         model = AutoModelForCausalLM.from_config(config_of(SHAPES["llama"]))
     cut_out(model, plan, stage=1)
@@ -105,7 +108,8 @@ def test_parts_of_matrices_put_together_are_the_matrices() -> None:
     plan = parallel(0, pipeline=2, tensor=2, ranks=4)
     whole = build_model(SHAPES["untied"], dataclasses.replace(plan, pipeline=1, tensor=1), CPU)
     parts = [
-        stage_model(plan, "untied", Place(stage=0, data=0, tensor=tensor)) for tensor in range(plan.tensor)
+        stage_model(plan, "untied", Coordinates(stage=0, data=0, tensor=tensor))
+        for tensor in range(plan.tensor)
     ]
     for name, first in parts[0].named_parameters():
         second = parts[1].get_parameter(name)
@@ -117,7 +121,7 @@ def test_parts_of_matrices_put_together_are_the_matrices() -> None:
 
 def test_a_split_parameter_has_half_the_copies_of_a_whole_one() -> None:
     plan = parallel(0, pipeline=2, tensor=2, ranks=8)
-    model = stage_model(plan, "untied", plan.place(0))
+    model = stage_model(plan, "untied", plan.coordinates(0))
     copies = {name.split(".")[-2]: copies_of(values, plan) for name, values in model.named_parameters()}
     assert (copies["q_proj"], copies["input_layernorm"]) == (2, 4)
 
@@ -134,4 +138,4 @@ def test_what_cannot_be_split_is_refused(family: str, degree: int, problem: str)
 
 def test_ranks_of_one_copy_see_the_same_samples() -> None:
     plan = tiny_spec(parallel(0, pipeline=2, tensor=2, ranks=8)).plan
-    assert [plan.place(rank).data for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [plan.coordinates(rank).data for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]

@@ -74,9 +74,7 @@ class RankMeasurement:
     step_s: tuple[float, ...]  # every timed step
     split: StepSplit | None
     startup_s: float  # process start to the end of the first step
-    host_peak_bytes: int = (
-        0  # resident memory of the process, over all phases; 0: written before it was measured
-    )
+    host_peak_bytes: int = 0  # resident memory of the process, over all phases; 0: not measured
 
     ended: TimingEnd = TimingEnd.CAP  # the same on all ranks
     step_s_half_width: float | None = None  # of the mean step time's interval, when timing ended
@@ -104,9 +102,8 @@ class Measurement:
     peak_bytes: int  # allocated, the fullest rank, the worst phase
     reserved_bytes: int
     memory_kind: MemoryKind
-    mfu: (
-        float | None
-    )  # model FLOPs utilization: (6 P + 12 L h s) x tokens/s over the cards' peak; PaLM, appendix B
+    # Model FLOPs utilization: (6 P + 12 L h s) x tokens/s over the cards' peak; PaLM, appendix B.
+    mfu: float | None
     loss: float  # mean of the last five steps
     tokens: int  # seen by the end
     startup_s: float
@@ -115,9 +112,7 @@ class Measurement:
     # Share of the forward and backward phase in which a pipeline's ranks wait for other stages or send to
     # them, mean over ranks; None: no pipeline, or no step was taken apart.
     bubble: float | None = None
-    tensor_volume_bytes: int = (
-        0  # sent by a rank in a step to those it shares matrices with; counted by formula
-    )
+    tensor_volume_bytes: int = 0  # by formula: what a rank sends in a step to those it shares matrices with
     ended: TimingEnd = TimingEnd.CAP
     spared_steps: int = 0  # that were not timed since timing ended early
     relative_error: float | None = None  # half-width of the step time's interval over its mean; None: unknown

@@ -45,7 +45,7 @@ class DataSpec:
 class ZeroPlan:
     """DeepSpeed's zero_optimization section. Sizes in elements, as DeepSpeed counts them."""
 
-    stage: int
+    stage: int  # 0: nothing is sharded, as always with ddp
     reduce_bucket_size: int = 500_000_000
     allgather_bucket_size: int = 500_000_000
     overlap_comm: bool = False
@@ -139,7 +139,7 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Coordinates:
     """Where a rank stands in each of the three ways in which work is divided."""
 
     stage: int  # of the pipeline, from the embedding to the head
@@ -181,14 +181,14 @@ class Plan:
         """Copies of the model, which see different samples."""
         return self.ranks // (self.tensor * self.pipeline)
 
-    def place(self, rank: int) -> Place:
+    def coordinates(self, rank: int) -> Coordinates:
         """Neighbours share matrices, the farthest apart are stages: the more is sent, the closer.
 
         The order of DeepSpeed's PipeModelDataParallelTopology.
         """
         copy_and_stage, tensor = divmod(rank, self.tensor)
         stage, data = divmod(copy_and_stage, self.data)
-        return Place(stage=stage, data=data, tensor=tensor)
+        return Coordinates(stage=stage, data=data, tensor=tensor)
 
     def blocks(self, stage: int, layers: int) -> range:
         """The transformer blocks of a stage, out of all `layers`: equally many each."""

@@ -49,6 +49,8 @@ def _encode(value: object) -> Any:
 
 def _decode(cls: Any, raw: Any) -> Any:
     if dataclasses.is_dataclass(cls) and isinstance(cls, type):
+        if hasattr(cls, "upgraded"):  # an earlier edition may have written it
+            raw = cls.upgraded(raw)
         hints = _type_hints(cls)
         known = {
             f.name: _decode(hints[f.name], raw[f.name]) for f in dataclasses.fields(cls) if f.name in raw

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+Scalar = str | int | float | bool | None
+
 
 class Engine(StrEnum):
     """Who shards and reduces."""
@@ -81,7 +83,7 @@ class Fit(StrEnum):
 class Origin(StrEnum):
     """Why a trial exists."""
 
-    LADDER = "ladder"
+    BASELINE = "baseline"
     PRIOR = "prior"
     SAMPLER = "sampler"
     REMEDY = "remedy"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from train_entry.contract.shared.text import GIB, digits, short
 from train_entry.contract.study.goals import SECONDS_PER_HOUR, Goal
 
-GIB = 2**30
 HOURS_PER_DAY = 24
 _WORDS = {
     "tokens_per_s": "tokens/s",
@@ -27,7 +27,7 @@ _TIME_UNITS = (
 
 def goal_words(goal: Goal) -> str:
     """What is sought: `tokens/s/GPU`, `time to 1e9 tokens`."""
-    return _WORDS.get(goal.name, goal.name).format(tokens=tokens_text(goal.tokens))
+    return _WORDS.get(goal.name, goal.name).format(tokens=short(goal.tokens))
 
 
 def goal_text(goal: Goal, value: float) -> str:
@@ -49,21 +49,6 @@ def goal_number(goal: Goal, value: float) -> str:
     """The same without the unit of throughputs and costs, for the second and third of several."""
     text = goal_text(goal, value)
     return text.removesuffix(f" {goal_words(goal)}").removeprefix("loss ").removeprefix("cost ")
-
-
-def digits(value: float) -> str:
-    """To about three digits: 12,345; 123; 12.3; 1.23; 0.00123."""
-    size = abs(value)
-    if size < 0.1:
-        return f"{value:.3g}"
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
-    return f"{value:,.{decimals}f}"
-
-
-def tokens_text(tokens: float) -> str:
-    """As one types it: 1e9, 2.5e10."""
-    text = f"{tokens:.3g}" if float(f"{tokens:.3g}") == tokens else f"{tokens:.0f}"
-    return text.replace("e+0", "e").replace("e+", "e")
 
 
 def time_unit(seconds: Iterable[float]) -> tuple[str, float]:

@@ -49,7 +49,8 @@ class Goal:
             found = gpu_s / SECONDS_PER_HOUR * self.price_per_gpu_hour
         else:
             found = getattr(seen, self.name, math.nan)
-        return float(found) if math.isfinite(found) else None
+        is_number = isinstance(found, (int, float)) and math.isfinite(found)
+        return float(found) if is_number else None
 
     def score(self, value: float) -> float:
         """Larger is better, whatever the goal."""

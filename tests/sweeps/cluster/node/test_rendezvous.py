@@ -13,7 +13,7 @@ from sweeps.cluster.node.rendezvous import (
     ADDRESS,
     INTERFACE,
     PORTS,
-    Place,
+    RankPlace,
     RendezvousError,
     free_port,
     meeting,
@@ -43,20 +43,20 @@ def attempt(tmp_path: Path) -> AttemptDir:
     return AttemptDir(tmp_path / "attempt-1")
 
 
-def place(rank: int, nodes: int) -> Place:
-    return Place(rank=rank, local_rank=0, ranks=2, nodes=nodes)
+def place(rank: int, nodes: int) -> RankPlace:
+    return RankPlace(rank=rank, local_rank=0, ranks=2, nodes=nodes)
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, DEEPSPEED, SRUN])
 def test_every_launcher_says_where_a_rank_stands(environ: dict[str, str]) -> None:
-    found = Place.from_env({**environ, "SLURM_JOB_ID": "7"})
-    assert found == Place(rank=5, local_rank=1, ranks=8, nodes=2, job_id="7")
+    found = RankPlace.from_env({**environ, "SLURM_JOB_ID": "7"})
+    assert found == RankPlace(rank=5, local_rank=1, ranks=8, nodes=2, job_id="7")
     assert found.ranks_here == 4
 
 
 def test_no_launcher_is_said() -> None:
     with pytest.raises(RendezvousError, match="start this by srun, torchrun or DeepSpeed's launcher"):
-        Place.from_env({})
+        RankPlace.from_env({})
 
 
 def test_on_one_host_ranks_meet_in_a_file(attempt: AttemptDir) -> None:

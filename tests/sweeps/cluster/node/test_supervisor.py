@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.cluster.node.rendezvous import Place
+from sweeps.cluster.node.rendezvous import RankPlace
 from sweeps.cluster.node.supervisor import rank_environment
 from tests.support.examples import a_plan, a_trial_spec
 from train_entry.contract import (
@@ -106,5 +106,5 @@ def test_a_ranks_threads_are_its_share_which_slurm_has_taken_already(
     if said is not None:
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", said)
     spec = a_trial_spec(device="cuda")
-    place = Place(rank=0, local_rank=0, ranks=4, nodes=1)
+    place = RankPlace(rank=0, local_rank=0, ranks=4, nodes=1)
     assert rank_environment(spec, place, {})["OMP_NUM_THREADS"] == threads

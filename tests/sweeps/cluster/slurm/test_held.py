@@ -19,7 +19,7 @@ from sweeps.config.schema import ClusterConfig
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
 from sweeps.study.collect import collect
-from tests.support.examples import a_plan, a_trial_spec
+from tests.support.examples import a_plan, a_trial_spec, an_attempt
 from tests.sweeps.cluster.conftest import Commands
 from train_entry.contract import AttemptDir, Failure, FailureKind, StudyDir, dump, read_document, write_atomic
 
@@ -171,7 +171,7 @@ def test_a_step_that_does_not_start_is_ended_and_its_trial_is_lost(
     assert directory.cancel("0001.attempt-1").exists()
     write_atomic(directory.ended("0001.attempt-1"), dump(StepEnd(returncode=1)))
     assert played.on.poll(handle) is JobState.LOST
-    outcome = collect(AttemptDir(handle.attempt.path), SPEC)
+    outcome = collect(AttemptDir(handle.attempt.path), SPEC, an_attempt()).outcome
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.NODE_LOST
     assert "started none of its ranks" in outcome.message
@@ -219,6 +219,6 @@ def test_a_neighbours_step_out_of_memory_is_not_this_trials(
     directory.begun("0001.attempt-1").touch()
     rows["squeue"] = ROW.format(7, "FAILED", "None")
     assert played.on.poll(handle) is JobState.LOST
-    outcome = collect(handle.attempt, SPEC)
+    outcome = collect(handle.attempt, SPEC, an_attempt()).outcome
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.NODE_LOST

@@ -17,7 +17,7 @@ from sweeps.config.schema import ClusterConfig
 from sweeps.errors import SweepError
 from sweeps.machine import Machine
 from sweeps.study.collect import collect
-from tests.support.examples import a_plan, a_trial_spec
+from tests.support.examples import a_plan, a_trial_spec, an_attempt
 from tests.sweeps.cluster.conftest import Commands
 from train_entry.contract import (
     AttemptDir,
@@ -197,7 +197,7 @@ def test_where_ranks_left_no_word_slurms_counts(
     on = cluster(state)
     end(attempt, 0, reason=ExitReason.PEER_LOST)
     assert on.poll(attached(on, attempt)) is JobState.LOST
-    outcome = collect(attempt, SPEC)
+    outcome = collect(attempt, SPEC, an_attempt()).outcome
     assert isinstance(outcome, Failure)
     assert outcome.kind is kind
     assert outcome.message.startswith(f"Slurm ended job 7: {state}")
@@ -213,7 +213,7 @@ def test_a_ranks_own_failure_explains_more_than_the_scheduler(attempt: AttemptDi
     end(attempt, 0, 1, reason=ExitReason.CANCELLED)
     write_atomic(attempt.outcome(1), dump(Failure(kind=FailureKind.GPU_OOM, message="full", rank=1)))
     assert on.poll(attached(on, attempt)) is JobState.ENDED
-    outcome = collect(attempt, SPEC)
+    outcome = collect(attempt, SPEC, an_attempt()).outcome
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.GPU_OOM
 

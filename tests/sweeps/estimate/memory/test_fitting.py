@@ -9,12 +9,11 @@ import random
 
 import pytest
 
-from sweeps.estimate.hardware import GIB
 from sweeps.estimate.memory.fitting import MemoryObservation, fit_memory
 from sweeps.estimate.memory.model import COLD, MemoryFactors, memory_of, needed_bytes
 from tests.support.examples import a_plan
 from tests.support.plans import H200, LLAMA_1B3
-from train_entry.contract import Plan
+from train_entry.contract import GIB, Plan
 
 
 def plan_of(stage: int = 2, micro_batch: int = 4, checkpoint_every: int = 0) -> Plan:

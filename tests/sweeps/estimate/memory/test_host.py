@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from sweeps.estimate.hardware import GIB
 from sweeps.estimate.memory.host import PROCESS_BYTES, host_bytes, nvme_bytes, pinned
 from tests.support.examples import a_model, a_plan
 from tests.support.plans import CPU, H200, LLAMA_8B, cases
-from train_entry.contract import Offload, OffloadPlan, Plan
+from train_entry.contract import GIB, Offload, OffloadPlan, Plan
 
 # 2**30 parameters, so that page-locked buffers are powers of two as they are.
 ROUND_1G = a_model(parameters=2**30, layers=4, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=2, positions=2)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from sweeps.estimate.hardware import GIB
 from sweeps.estimate.memory.model import COLD, MemoryFactors, card_bytes, memory_of, needed_bytes
 from sweeps.estimate.memory.share import shares
 from sweeps.estimate.memory.states import Wrapper, states, wrapper_of
 from tests.support.examples import a_model, a_plan
 from tests.support.plans import A100, CPU, GPT2_124M, H200, LLAMA_1B3, LLAMA_8B, LLAMA_160M, cases
 from tests.support.recorded import RECORDED, Row, load_table
-from train_entry.contract import Attention, Engine, ModelShape, Offload, OffloadPlan, Plan, Precision
+from train_entry.contract import GIB, Attention, Engine, ModelShape, Offload, OffloadPlan, Plan, Precision
 
 GIGA = 10**9
 # 13 billion parameters without embeddings or norms to speak of, so that hand-made numbers are round.

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sweeps.config.fields import with_value
+from sweeps.config.keys import with_value
 from sweeps.config.schema import SweepConfig
 from sweeps.machine import Machine, Nvme
 from sweeps.plan.resolve import Rejection, resolve

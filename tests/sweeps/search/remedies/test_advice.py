@@ -11,13 +11,13 @@ import pytest
 
 from sweeps.config.compose import Composer
 from sweeps.config.models import model_shape
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Gpu, Machine, Nvme
 from sweeps.plan.planner import Planner
 from sweeps.search.advice import knobs_of, plan_of
 from sweeps.search.remedies import (
-    Candidate,
+    ChangedPlan,
     Changes,
     Grounds,
     Option,
@@ -27,10 +27,8 @@ from sweeps.search.remedies import (
     options,
     remedies_for,
 )
-from sweeps.search.remedies.base import size
-from sweeps.search.verdicts import state_of
 from tests.support.examples import a_measurement, a_trial
-from train_entry.contract import Advice, Failure, FailureKind, Measurement, Scalar, Trial
+from train_entry.contract import Advice, Failure, FailureKind, Measurement, Scalar, Trial, size_text
 
 
 @dataclass
@@ -46,12 +44,12 @@ class Lab:
         config = self.composer.compose()
         room = room_of(config.cluster, config.gate, self.machine)
         self.model = model_shape(config.model)
-        self.forecaster = Forecaster(self.model, hardware_for(self.machine), room, config.gate)
+        self.estimator = Estimator(self.model, hardware_for(self.machine), room, config.gate)
         self.planner = Planner(self.composer, self.model, self.machine, "mine")
-        self.made: dict[tuple[frozenset[tuple[str, Scalar]], ...], Candidate | None] = {}
+        self.made: dict[tuple[frozenset[tuple[str, Scalar]], ...], ChangedPlan | None] = {}
         self.ended({}, self.kind)
 
-    def plans(self, before: Changes, more: Changes) -> Candidate | None:
+    def plans(self, before: Changes, more: Changes) -> ChangedPlan | None:
         """The planner's, each once: a chain of advice asks for its first plans again and again."""
         key = (frozenset(before.items()), frozenset(more.items()))
         if key not in self.made:
@@ -65,7 +63,6 @@ class Lab:
         outcome = a_measurement() if kind is None else Failure(kind=kind, message="full")
         trial = a_trial(
             number=len(self.trials) + 1,
-            state=state_of(outcome),
             plan=planned.plan,
             fingerprint=planned.fingerprint,
             outcome=outcome,
@@ -78,7 +75,7 @@ class Lab:
             device=self.machine.device,
             model=self.model,
             plan_of=self.plans,
-            expect=self.forecaster.estimate,
+            expect=self.estimator.estimate,
             tried=known(self.trials),
         )
 
@@ -234,9 +231,9 @@ def test_a_saving_is_the_difference_of_two_estimates(lab: Callable[..., Lab]) ->
     (option,) = study.options()
     before = study.trials[0].plan
     assert before is not None
-    expect = study.forecaster.estimate
+    expect = study.estimator.estimate
     saved = expect(before).peak_bytes - expect(option.candidate.plan).peak_bytes
-    assert option.why == f"saves about {size(saved)} a rank: each block keeps its input only"
+    assert option.why == f"saves about {size_text(saved)} a rank: each block keeps its input only"
 
 
 def test_on_a_full_host_a_saving_is_of_its_memory(lab: Callable[..., Lab]) -> None:

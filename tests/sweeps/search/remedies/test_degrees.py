@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.config.compose import Composer
 from sweeps.config.models import model_shape
-from sweeps.estimate.estimator import Forecaster, hardware_for
+from sweeps.estimate.estimator import Estimator, hardware_for
 from sweeps.estimate.fit import room_of
 from sweeps.machine import Gpu, Machine
 from sweeps.plan.planner import Planner
@@ -17,7 +17,7 @@ from sweeps.search.advice import plan_of
 from sweeps.search.remedies import ALL, Grounds, Option, options
 from sweeps.search.remedies.base import parameters, rounded_up
 from tests.support.examples import a_measured_trial, a_model, a_plan, a_trial
-from train_entry.contract import Failure, FailureKind, Plan, Scalar, State, Trial
+from train_entry.contract import Failure, FailureKind, Plan, Scalar, Trial
 
 BILLION = a_model(
     parameters=10**9, layers=16, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=32_000, positions=2048
@@ -61,12 +61,10 @@ def after_oom(composer: Composer, *overrides: str) -> list[Option]:
     planned = planner.plan({})
     assert isinstance(planned.plan, Plan), planned.plan.texts
     full = Failure(kind=FailureKind.GPU_OOM, message="full")
-    trial = a_trial(
-        plan=planned.plan, fingerprint=planned.fingerprint, outcome=full, state=State.INFEASIBLE, values={}
-    )
+    trial = a_trial(plan=planned.plan, fingerprint=planned.fingerprint, outcome=full, values={})
     config = mine.compose()
     room = room_of(config.cluster, config.gate, EIGHT)
-    expect = Forecaster(model, hardware_for(EIGHT), room, config.gate).estimate
+    expect = Estimator(model, hardware_for(EIGHT), room, config.gate).estimate
     plans, tried = plan_of(planner.plan, {}), dict[str, Trial]()
     while True:
         grounds = Grounds(device="cuda", model=model, plan_of=plans, expect=expect, tried=tried)

@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.estimate.memory.model import memory_of
 from sweeps.search.remedies import ALL, Remedy
-from sweeps.search.remedies.base import rounded_up, size
+from sweeps.search.remedies.base import rounded_up
 from sweeps.search.remedies.saving import is_worthwhile, saved_bytes, too_small
 from tests.support.dry_runs import GIB, an_estimate, too_large
 from tests.support.examples import a_model, a_plan
@@ -26,6 +26,7 @@ from train_entry.contract import (
     OffloadPlan,
     Plan,
     Scalar,
+    size_text,
 )
 
 BILLION = a_model(
@@ -307,7 +308,7 @@ def _peak(row: Row) -> int:
 
 
 def test_sizes_read_as_a_person_writes_them() -> None:
-    assert [size(count) for count in (-1, 0, 2048, 3.5 * 2**20, 150 * 2**30)] == [
+    assert [size_text(count) for count in (-1, 0, 2048, 3.5 * 2**20, 150 * 2**30)] == [
         "nothing",
         "nothing",
         "2.00 KiB",

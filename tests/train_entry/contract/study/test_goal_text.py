@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from train_entry.contract import GOALS, Goal
+from train_entry.contract import GIB, GOALS, Goal
 from train_entry.contract.study.goal_text import (
-    digits,
     goal_number,
     goal_text,
     goal_words,
     time_unit,
-    tokens_text,
 )
-
-GIB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -39,18 +35,6 @@ def test_every_goal_has_words() -> None:
     words = [goal_words(Goal(name=name, tokens=1e9)) for name in GOALS]
     assert not set(words) & (set(GOALS) - {"loss"})
     assert "time to 1e9 tokens" in words
-
-
-@pytest.mark.parametrize(
-    ("tokens", "text"), [(1e9, "1e9"), (2.5e10, "2.5e10"), (5000.0, "5e3"), (12_345.0, "12345")]
-)
-def test_tokens_are_written_as_one_types_them(tokens: float, text: str) -> None:
-    assert tokens_text(tokens) == text
-
-
-def test_small_and_large_numbers_keep_about_three_digits() -> None:
-    numbers = (0.001234, 0.5, 5.5, 55.55, 555.5, 55_555.5)
-    assert [digits(number) for number in numbers] == ["0.00123", "0.50", "5.50", "55.5", "556", "55,556"]
 
 
 def test_the_longest_time_names_the_unit() -> None:

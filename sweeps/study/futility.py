@@ -1,0 +1,24 @@
+"""When a running trial is known to be slower than the best, and is ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sweeps.study.limits import NOISE
+from train_entry.contract import Goal, Origin, Ranking, Trial
+
+MARGIN = 2 * NOISE  # a trial slower than the best by less goes on: it may yet be confirmed as the best
+
+
+def step_to_beat_s(trial: Trial, trials: Sequence[Trial], goals: Sequence[Goal]) -> float | None:
+    """The step time above which the trial cannot win; None: it is measured to its end.
+
+    With several goals a slower plan may win by another, and what a user asks for alone, or measures for
+    comparison only, is no contender.
+    """
+    best = Ranking(trials, goals[0]).best_value
+    is_compared = len(goals) == 1 and trial.origin is not Origin.USER and not trial.is_single_gpu
+    if not is_compared or best is None or best <= 0 or trial.plan is None:
+        return None
+    step_s = goals[0].slowest_step_s(best, trial.plan.tokens_per_step, trial.plan.ranks)
+    return None if step_s is None else step_s * (1 + MARGIN)

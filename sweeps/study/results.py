@@ -1,0 +1,124 @@
+"""What becomes of a trial when one of its attempts has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sweeps.cluster.base import Cluster, JobHandle
+from sweeps.plan.planner import Planner
+from sweeps.search.advice import advice_for
+from sweeps.search.gate import Gate
+from sweeps.study.collect import collect
+from sweeps.study.journal import Journal
+from sweeps.study.retry import is_replaced
+from train_entry.contract import (
+    Advice,
+    Attempt,
+    Failure,
+    FailureKind,
+    Goal,
+    Measurement,
+    Outcome,
+    Purpose,
+    Ranking,
+    Trial,
+    TrialSpec,
+    read_document,
+)
+from train_entry.contract.study.trial import TRIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How the loop stands when a job has ended."""
+
+    is_cancelled: bool = False  # we ended it
+    is_interrupted: bool = False  # Ctrl-C was pressed: nothing is launched again
+    is_alone: bool = False  # it is the one trial that runs
+
+
+@dataclass(kw_only=True)
+class Results:
+    """Collects ended jobs, and closes trials where that decides them."""
+
+    journal: Journal
+    cluster: Cluster
+    planner: Planner
+    gate: Gate
+    goal: Goal
+    retries: int
+
+    def take(self, number: int, handle: JobHandle, ending: Ending) -> None:
+        """Put an attempt whose job has ended on record."""
+        spec = read_document(handle.attempt.spec, TrialSpec)
+        if spec is None:
+            raise FileNotFoundError(handle.attempt.spec)
+        trial = self.journal.ledger[number]
+        if trial.running is None:
+            raise ValueError(f"trial {number} has no running attempt")
+        attempt = self._ended(trial, collect(handle.attempt, spec, trial.running), handle, ending)
+        closed = trial.with_attempt(attempt)
+        if attempt.kind in TRIES and not attempt.is_replaced:
+            self.gate.learn(closed)
+            self.journal.close(dataclasses.replace(closed, advice=self._advice(closed, spec)))
+            return
+        before = self._drifts()
+        self.journal.record(closed)
+        if attempt.purpose is Purpose.DRIFT and not attempt.is_replaced:
+            self._tell_drift(closed, before)
+
+    def _ended(self, trial: Trial, attempt: Attempt, handle: JobHandle, ending: Ending) -> Attempt:
+        outcome = attempt.outcome
+        assert outcome is not None, "collect() fills it in"
+        self._compare_cards(trial.number, outcome)
+        if ending.is_cancelled and isinstance(outcome, Failure):  # a job that had finished before counts
+            outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
+        return dataclasses.replace(
+            attempt,
+            outcome=outcome,
+            ended_at=self.journal.clock.now(),
+            is_replaced=is_replaced(
+                trial, attempt.kind, outcome, self.retries, ending.is_interrupted, ending.is_alone
+            ),
+            # Others may have come while it ran.
+            is_shared=attempt.is_shared or self.cluster.has_neighbours(handle.slots),
+        )
+
+    def _advice(self, trial: Trial, spec: TrialSpec) -> Advice | None:
+        return advice_for(trial, spec, self.planner.plan, self.gate.estimate, self.journal.ledger.trials)
+
+    def _compare_cards(self, number: int, outcome: Outcome) -> None:
+        """Where a site gives several models one name, trials may run on different cards."""
+        names = _cards(outcome)
+        for trial in self.journal.ledger.trials if names else ():
+            others = _cards(trial.outcome)
+            if others and others != names:
+                self.journal.say_once(
+                    "cards",
+                    f"trial {number:04d} ran on {names}, trial {trial.number:04d} on {others}: they do not "
+                    "compare; cluster.gpu_type or cluster.constraint chooses one kind",
+                )
+                return
+
+    def _drifts(self) -> Mapping[int, float]:
+        return Ranking(self.journal.ledger.trials, self.goal).drifts
+
+    def _tell_drift(self, reference: Trial, before: Mapping[int, float]) -> None:
+        """Show every trial whose value a look for drift has corrected."""
+        changed = [number for number, drift in self._drifts().items() if drift != before.get(number, 1.0)]
+        for number in changed:
+            self.journal.observer.changed(self.journal.ledger[number])
+        first, latest = reference.outcome, reference.repeats[-1].outcome
+        if changed and isinstance(first, Measurement) and isinstance(latest, Measurement):
+            speed = first.step_s / latest.step_s
+            word = "slower" if speed < 1 else "faster"
+            self.journal.say(
+                f"the machine is {abs(speed - 1):.1%} {word} than at first; the ranking is corrected for it"
+            )
+
+
+def _cards(outcome: Outcome | None) -> str:
+    ranks = outcome.ranks if isinstance(outcome, Measurement) else ()
+    return " and ".join(sorted({rank.device_name for rank in ranks}))

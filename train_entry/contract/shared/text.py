@@ -1,0 +1,48 @@
+"""Numbers, sizes and values as text: one way in every table, message and page."""
+
+from __future__ import annotations
+
+from train_entry.contract.shared.words import Scalar
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+_SIZES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+
+
+def digits(value: float) -> str:
+    """To about three digits: 12,345; 123; 12.3; 1.23; 0.00123."""
+    size = abs(value)
+    if size < 0.1:
+        return f"{value:.3g}"
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def gib(size_bytes: float) -> str:
+    """Bytes in GiB, without the unit: 12,345.67."""
+    return f"{size_bytes / GIB:,.2f}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes in the unit that suits them: 12.3 GiB, 500 MiB, 0.50 KiB; `nothing` for none."""
+    if size_bytes <= 0:
+        return "nothing"
+    unit, name = next((each for each in _SIZES if size_bytes >= each[0]), _SIZES[-1])
+    return f"{digits(size_bytes / unit)} {name}"
+
+
+def typed(value: Scalar) -> str:
+    """A value as a command line takes it, every digit kept: true, null, 50000000.0."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def short(value: Scalar) -> str:
+    """A value for people to read: true, null, 5e8, 0.0003. As short as it goes without losing a digit."""
+    if isinstance(value, (bool, str)) or value is None:
+        return typed(value)
+    if abs(value) < 1e5 or float(f"{value:.3g}") != value:
+        return str(value).removesuffix(".0")
+    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
