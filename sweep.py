@@ -65,14 +65,9 @@ from sweeps.study.ledger import Ledger, exclusive, open_study
 from sweeps.study.limits import Limits, StopReason
 from sweeps.study.loop import StudyLoop
 from sweeps.study.record import collection_name, comparable, joined_record, study_record
-from sweeps.tracking.content import artifact_root, default_uri, is_server, ui_command
-from sweeps.tracking.mlflow import (
-    BackgroundTracker,
-    MlflowTracker,
-    NoTracker,
-    Tracker,
-    shown_attempt,
-)
+from sweeps.tracking.background import BackgroundTracker, NoTracker, Tracker
+from sweeps.tracking.location import artifact_root, default_uri, is_server, ui_command
+from sweeps.tracking.mlflow import MlflowTracker, shown_attempt
 from train_entry.contract import Ranking, State, StudyDir, StudyRecord, read_document
 
 sys.path.append(str(HYDRA_PLUGINS))  # where Hydra finds the sweeper; see the plugin itself

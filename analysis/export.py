@@ -72,7 +72,7 @@ def _row(study: Study, trial: Trial, plan: Plan, shown: Attempt, outcome: Outcom
         "drift": study.ranking.drift(trial),
         "shared": trial.is_shared,
         **_seen(attempt, plan, outcome),
-        "seconds": shown.gpu_s / plan.ranks,
+        "seconds": _seconds(shown, plan),
         "gpu_s": trial.gpu_s,
         "memory_limit_bytes": spec.memory_limit_bytes if spec else None,
         "measure": spec.measure if spec else None,
@@ -90,7 +90,7 @@ def _repeat(directory: AttemptDir, plan: Plan, repeat: Attempt) -> Line | None:
     if repeat.outcome is None:
         return None
     about = {"attempt": repeat.number, "purpose": repeat.purpose, "turn": repeat.round}
-    return {**about, "seconds": repeat.gpu_s / plan.ranks, **_seen(directory, plan, repeat.outcome)}
+    return {**about, "seconds": _seconds(repeat, plan), **_seen(directory, plan, repeat.outcome)}
 
 
 def _seen(attempt: AttemptDir, plan: Plan, outcome: Outcome) -> Line:
@@ -120,6 +120,11 @@ def _seen(attempt: AttemptDir, plan: Plan, outcome: Outcome) -> Line:
         "ended": outcome.ended,
         "spared_steps": outcome.spared_steps,
     }
+
+
+def _seconds(attempt: Attempt, plan: Plan) -> float | None:
+    """Return how long the attempt's processes lived; None if their supervisors left no record."""
+    return attempt.gpu_s / plan.ranks or None
 
 
 def _word(outcome: Outcome) -> str:

@@ -8,8 +8,11 @@ from train_entry.contract import Advice, Scalar, StudyRecord, digits, short, typ
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:
-    """A number in a unit, to about three digits; empty where there is none."""
-    return "" if value is None else digits(value / unit)
+    """A number in a unit, to about three digits but at most two decimals; empty where there is none."""
+    if value is None:
+        return ""
+    scaled = value / unit
+    return f"{scaled:.2f}" if abs(scaled) < 0.1 else digits(scaled)
 
 
 def cell_text(value: Scalar) -> str:

@@ -180,7 +180,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from sweeps.tracking.content import default_uri, ui_command
+    from sweeps.tracking.location import default_uri, ui_command
     from sweeps.tracking.mlflow import replay
 
     directory = StudyDir(Path(options.study_dir).absolute())

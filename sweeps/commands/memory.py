@@ -24,7 +24,7 @@ from sweeps.plan.rules.base import choices
 from sweeps.show.dry_run_view import headed
 from sweeps.show.estimates import FIT_WORDS, GROUPS, basis
 from sweeps.space.points import Settings
-from train_entry.contract import GIB, Fit, ModelShape, Offload, Plan, Precision, Reason, Scalar, digits, gib
+from train_entry.contract import GIB, Fit, ModelShape, Offload, Plan, Precision, Reason, Scalar, gib
 
 STRATEGIES = (
     "ddp",
@@ -81,7 +81,9 @@ def memory_lines(overrides: Sequence[str], card: str | None, memory_gib: float |
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(overrides)
     config = composer.compose()
     if config.cluster.device == "cpu":
-        raise ConfigError("cluster.device=cpu: a ledger is of GPUs, and needs none here; leave it at auto")
+        raise ConfigError(
+            "cluster.device=cpu: this table is about GPUs, and needs none here; leave it out"
+        )
     model = model_shape(config.model)
     gpu, why = chosen_gpu(card, memory_gib)
     per_node = config.cluster.gpus_per_node or GPUS_PER_NODE
@@ -208,7 +210,12 @@ def _head(model: ModelShape, config: SweepConfig, plan: Plan) -> Iterator[str]:
 
 
 def _both(count: float) -> str:
-    return f"{digits(count / GIGA)} GB ({digits(count / GIB)} GiB)"
+    return f"{_decimals(count / GIGA)} GB ({_decimals(count / GIB)} GiB)"
+
+
+def _decimals(number: float) -> str:
+    """Two decimals even of large numbers, so that the reader can add them up."""
+    return f"{number:,.2f}" if number >= 1 else f"{number:.3g}"
 
 
 def _card(gpu: Gpu, per_node: int) -> str:

@@ -41,3 +41,6 @@ def _studies_problems(path: Path) -> Iterator[str]:
         yield f"studies_dir={path}: {existing} is not a directory"
     elif not os.access(existing, os.W_OK):
         yield f"studies_dir={path}: {existing} cannot be written"
+    # Ranks meet in a file there, whose path torch takes out of a URL without decoding it.
+    if breaking := sorted(set("?#") & set(str(path.absolute()))):
+        yield f"studies_dir={path}: torch cannot open files below a path with {' or '.join(breaking)}"

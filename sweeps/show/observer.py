@@ -8,7 +8,8 @@ from sweeps.cluster.base import JobHandle
 from sweeps.show.display import Display, Reached, StudyProgress
 from sweeps.study.ledger import Ledger
 from sweeps.study.limits import Limits, active_seconds, launched
-from sweeps.tracking.mlflow import Tracker, shown_attempt
+from sweeps.tracking.background import Tracker
+from sweeps.tracking.mlflow import shown_attempt
 from train_entry.contract import (
     ContractError,
     Goal,

@@ -11,20 +11,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import re
-import shlex
-import shutil
-import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from sweeps.errors import TrackingError
 from sweeps.study.export import reproduce_command
+from sweeps.tracking.location import server_url
 from sweeps.tracking.search_content import lead_metrics, search_metrics, search_tags
 from train_entry.contract import (
     GIB,
@@ -40,16 +32,11 @@ from train_entry.contract import (
     Trial,
     Winner,
     read_lines,
+    typed,
 )
 
 LOG_TAIL_LINES = 200
 LOG_TAIL_BYTES = 2**18  # read from the end of a log; 200 lines of 1,300 characters
-# Those where SQLite's locks are unreliable or absent, as /proc/mounts names them.
-NETWORK_FILESYSTEMS = frozenset(
-    "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 smbfs afs panfs wekafs orangefs pvfs2 glusterfs ocfs2 gfs2 "
-    "fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.rclone".split()
-)
-VAR_TMP = Path("/var/tmp")  # unlike /tmp it outlives a reboot
 STATUS = {
     State.MEASURED: "FINISHED",
     State.REUSED: "FINISHED",
@@ -121,10 +108,10 @@ def run_content(
 
 
 def _params(trial: Trial) -> dict[str, str]:
-    params = {knob: _text(value) for knob, value in trial.values.items()}
+    params = {knob: typed(value) for knob, value in trial.values.items()}
     if trial.plan is not None:
         params |= dict(_flat("plan", dataclasses.asdict(trial.plan)))
-        params |= {"plan.data": _text(trial.plan.data), "plan.grad_accum": _text(trial.plan.grad_accum)}
+        params |= {"plan.data": typed(trial.plan.data), "plan.grad_accum": typed(trial.plan.grad_accum)}
     return params
 
 
@@ -133,12 +120,7 @@ def _flat(prefix: str, fields: Mapping[str, object]) -> Iterator[tuple[str, str]
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}.{key}", value)
         else:
-            yield f"{prefix}.{key}", _text(value)
-
-
-def _text(value: object) -> str:
-    """As Hydra writes it, so that a value can be pasted behind a knob."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+            yield f"{prefix}.{key}", typed(value)
 
 
 def _metrics(trial: Trial) -> dict[str, float]:
@@ -240,93 +222,6 @@ def shared_view(study: StudyRecord) -> str:
     }
     times = dict.fromkeys(("createdAt", "updatedAt"), round(study.created_at * 1000))
     return json.dumps({"name": "best first", **times, "state": json.dumps(state)})
-
-
-def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VAR_TMP) -> str:
-    """SQLite beside the studies, or in a directory of this host where theirs is on a network filesystem.
-
-    `mounts` is the text of /proc/mounts. The directory of this host is created where missing; it is in
-    `var_tmp` where the home is on the network too. Raises TrackingError where somebody else made that one.
-    """
-    if mounts is None:
-        mounts = Path("/proc/mounts").read_text() if Path("/proc/mounts").exists() else ""
-    studies = studies_dir.resolve()
-    if not _is_on_network(studies, mounts):
-        return f"sqlite:///{studies / 'mlflow.db'}"
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().resolve() / "shardsweep"
-    if _is_on_network(state, mounts):
-        state = _own_directory(var_tmp / f"shardsweep-{os.getuid()}")
-    else:
-        state.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(str(studies).encode()).hexdigest()[:12]
-    return f"sqlite:///{state / f'mlflow-{name}.db'}"
-
-
-def _own_directory(path: Path) -> Path:
-    """Ours alone, created where missing. Anybody may write beside it, and so may have been there first."""
-    try:
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        found = path.lstat()
-    except OSError as error:
-        raise _not_ours(path, f"cannot be created: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise _not_ours(path, "is a symbolic link" if path.is_symlink() else "is no directory")
-    if found.st_uid != os.getuid():
-        raise _not_ours(path, "belongs to another user")
-    return path
-
-
-def _not_ours(path: Path, reason: str) -> TrackingError:
-    way_out = "set tracking.uri=sqlite:////absolute/path/mlflow.db (--uri of a replay), or tracking=none"
-    return TrackingError(f"{path} {reason}; {way_out}")
-
-
-def artifact_root(studies_dir: Path) -> Path:
-    return studies_dir.resolve() / "mlartifacts"
-
-
-def _is_on_network(path: Path, mounts: str) -> bool:
-    best, kind = Path("/"), ""
-    for line in mounts.splitlines():
-        _device, point, filesystem, *_rest = line.split(" ")
-        # Spaces in a mount point are written as octal escapes. Of two mounts on one point the later covers.
-        mount = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point))
-        if path.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
-            best, kind = mount, filesystem
-    return kind in NETWORK_FILESYSTEMS
-
-
-def mask_password(uri: str, text: str | None = None) -> str:
-    """`text` (default: the URI itself) with the URI's passwords replaced by ***."""
-    credentials, _at, _host = uri.partition("//")[2].partition("/")[0].rpartition("@")
-    secrets = [credentials.partition(":")[2], *re.findall(r"[?&](?:password|token)=([^&]+)", uri)]
-    shown = uri if text is None else text
-    for secret in filter(None, secrets):
-        shown = shown.replace(secret, "***").replace(unquote(secret), "***")
-    return shown
-
-
-def is_server(uri: str) -> bool:
-    return uri.startswith(("http://", "https://"))
-
-
-def server_url(uri: str, port: int = 5000) -> str:
-    """Where the pages are: the server itself, without credentials, or the one `ui_command` starts."""
-    if not is_server(uri):
-        return f"http://127.0.0.1:{port}"
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
-
-
-def ui_command(uri: str, port: int = 5000) -> str:
-    """The line to paste that shows the results (on loopback only); for a server, its address."""
-    if is_server(uri):
-        return server_url(uri)
-    beside = Path(sys.executable).with_name("mlflow")  # where the environment is not activated
-    program = "mlflow" if shutil.which("mlflow") or not beside.exists() else str(beside)
-    command = shlex.join([program, "ui", "--backend-store-uri", mask_password(uri)])
-    return command if port == 5000 else f"{command} --port {port}"
 
 
 def runs_url(uri: str, experiment: str, version: str, port: int = 5000) -> str:

@@ -17,38 +17,33 @@ whole; else nothing is written. So recording and replaying may be repeated at wi
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import importlib.metadata
 import itertools
 import logging
 import os
-import queue
 import socket
 import sqlite3
 import tempfile
-import threading
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sweeps.errors import TrackingError
-from sweeps.tracking.content import (
-    VIEW_TAG,
-    VIEW_VERSIONS,
-    RunContent,
+from sweeps.tracking.content import VIEW_TAG, VIEW_VERSIONS, RunContent, run_content, runs_url, shared_view
+from sweeps.tracking.location import (
+    PROBE_S,
     artifact_root,
     is_server,
     mask_password,
-    run_content,
-    runs_url,
-    server_url,
-    shared_view,
+    server_version,
+    sole_process,
+    sqlite_path,
 )
 from train_entry.contract import (
     AttemptDir,
@@ -73,7 +68,6 @@ STUDY_TAG = "shardsweep.study"  # of an experiment: tells studies of one name ap
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
 PAGE_RUNS = 1000  # a search; 50,000 is MLflow's limit, but a page is held in memory, parameters and all
-PROBE_S = 3.0  # a server that has not answered by then is down
 SQLITE_BUSY_S = 20.0  # MLflow's own
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 ENVIRONMENT = {
@@ -86,26 +80,6 @@ ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-
-
-class Tracker(Protocol):
-    """An observer of a study."""
-
-    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
-        """Show a trial that has ended; `attempt` is its latest. Again: show it as it is now."""
-
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Finish what is under way, within this time."""
-
-
-class NoTracker:
-    """tracking=none"""
-
-    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
-        pass
-
-    def close(self, timeout_s: float = 30.0) -> None:
-        pass
 
 
 class MlflowTracker:
@@ -131,10 +105,8 @@ class MlflowTracker:
         with _one_line(
             self.uri, f"cannot open the tracking URI {mask_password(self.uri)}", _way_out(self.uri)
         ):
-            with _alone(self.uri):
-                self._version = (
-                    _server_version(self.uri) if is_server(self.uri) else _check_database(self.uri)
-                )
+            with sole_process(self.uri):
+                self._version = server_version(self.uri) if is_server(self.uri) else _check_database(self.uri)
                 client = _mlflow().MlflowClient(tracking_uri=self.uri)
             self._experiment = self._find_experiment(client)
             client.set_experiment_tag(self._experiment, STUDY_TAG, self._identity)
@@ -241,53 +213,6 @@ class MlflowTracker:
             self._client.log_artifacts(run, folder)
 
 
-class BackgroundTracker:
-    """Keeps a slow or broken tracker away from the study: its own thread, few warnings, a bounded end."""
-
-    def __init__(self, tracker: Tracker, study_dir: Path) -> None:
-        self._tracker = tracker
-        self._study_dir = study_dir
-        self._queue: queue.SimpleQueue[tuple[Trial, AttemptDir | None, float] | None] = queue.SimpleQueue()
-        self.missed = 0  # trials that could not be recorded
-        # A daemon, so that a tracker that never returns cannot keep the process alive after close().
-        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
-        self._thread.start()
-
-    def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
-        self._queue.put((trial, attempt, drift))
-
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Wait for what is queued; what is not written by then is given up, with a warning."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._miss(f"not done after {timeout_s:g} s")
-        elif self.missed > 1:
-            log.warning("MLflow: %d trials were not recorded; `%s` adds them", self.missed, self._replay_line)
-
-    def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            item = self._queue.get()
-            is_over = item is None
-            try:
-                if item is None:
-                    self._tracker.close()
-                else:
-                    self._tracker.record(*item)
-            except Exception as error:  # an observer must not end what it observes, whatever happens to it
-                self._miss(str(error) or repr(error))
-
-    def _miss(self, reason: str) -> None:
-        self.missed += 1
-        if self.missed == 1:
-            log.warning("MLflow: %s. The study goes on; `%s` fills it in later", reason, self._replay_line)
-
-    @property
-    def _replay_line(self) -> str:
-        return f"python -m sweeps replay {self._study_dir}"
-
-
 def replay(study_dir: StudyDir, uri: str) -> int:
     """Record every closed trial from its files; returns how many. Raises TrackingError."""
     study = read_document(study_dir.record, StudyRecord)
@@ -361,29 +286,9 @@ def _way_out(uri: str) -> str:
     return "set tracking.uri=sqlite:////absolute/path/mlflow.db or http://HOST:PORT, or tracking=none"
 
 
-def _sqlite_path(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-@contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """One process of this host at a time: MLflow crashes when two create the tables of one SQLite file."""
-    path = _sqlite_path(uri)
-    if path is None:
-        yield
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no directory {path.parent}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, not a file")
-    with path.with_name(f"{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _check_database(uri: str) -> str:
     """The version of MLflow that will show it. Raises at once where MLflow would retry for minutes."""
-    parts, path = urlsplit(uri), _sqlite_path(uri)
+    parts, path = urlsplit(uri), sqlite_path(uri)
     dialect = parts.scheme.partition("+")[0]
     if path is not None:
         with closing(sqlite3.connect(path, timeout=SQLITE_BUSY_S)) as database:
@@ -397,13 +302,3 @@ def _check_database(uri: str) -> str:
 
         create_sqlalchemy_engine(uri).connect().close()
     return importlib.metadata.version("mlflow")
-
-
-def _server_version(uri: str) -> str:
-    """What the server says it is; empty where it answers, but not that. Raises OSError where it does not."""
-    try:
-        with urllib.request.urlopen(f"{server_url(uri)}/version", timeout=PROBE_S) as answer:
-            return str(answer.read(100).decode(errors="replace")).strip()
-    except urllib.error.HTTPError as refusal:  # it may want a password even for that
-        refusal.close()
-        return ""

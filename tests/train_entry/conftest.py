@@ -127,7 +127,7 @@ def rank_environment(rank: int, ranks: int, attempt: AttemptDir) -> dict[str, st
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
-        "SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.absolute().as_uri(),
+        "SHARDSWEEP_RENDEZVOUS": f"file://{attempt.rendezvous.absolute()}",
     }
 
 

@@ -114,7 +114,7 @@ def meeting(attempt: AttemptDir, place: RankPlace, environ: Mapping[str, str]) -
     """
     names = _interfaces(environ)
     if place.nodes == 1:
-        yield {**names, "SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.resolve().as_uri()}
+        yield {**names, "SHARDSWEEP_RENDEZVOUS": f"file://{attempt.rendezvous.resolve()}"}
     elif place.rank == 0:
         with free_port(environ.get(PORTS, DEFAULT_PORTS)) as port:
             address = Address(host=own_address(environ), port=port)

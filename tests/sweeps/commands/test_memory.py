@@ -190,7 +190,7 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_raised(capsys: pytest.Ca
         (["cluster.memory_limit_gib=200"], "cluster.memory_limit_gib=200: H100 has 80.0 GiB; null: all"),
         (["cluster.memory_limit_gib=0.5"], "cluster.memory_limit_gib=0.5: CUDA's context alone takes"),
         (["gate.headroom_gib=80"], "gate.headroom_gib=80: H100 has 80.0 GiB, and nothing would be left"),
-        (["cluster.device=cpu"], "cluster.device=cpu: a ledger is of GPUs"),
+        (["cluster.device=cpu"], "cluster.device=cpu: this table is about GPUs"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

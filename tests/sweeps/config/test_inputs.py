@@ -61,6 +61,13 @@ def test_studies_cannot_lie_below_a_file(tmp_path: Path, below: str) -> None:
     assert problems(studies_dir=str(path)) == (f"studies_dir={path}: {tmp_path / 'file'} is not a directory",)
 
 
+def test_a_directory_that_torch_cannot_take_from_a_url_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "why? #2"
+    message = f"studies_dir={path}: torch cannot open files below a path with # or ?"
+    assert problems(studies_dir=str(path)) == (message,)
+    require_inputs(SweepConfig(studies_dir=str(tmp_path / "50% näher; a, b")))
+
+
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     data = text(tmp_path / "none", tokenizer=str(tmp_path / "tok"))

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import TrackingError
-from sweeps.tracking.content import default_uri, mask_password, run_content, runs_url, shared_view, ui_command
+from sweeps.tracking.content import run_content, runs_url, shared_view
+from sweeps.tracking.location import default_uri, mask_password, ui_command
 from tests.support.estimates import a_refused_trial, an_estimate
 from tests.support.examples import a_plan
 from tests.support.tracking import measured, study_record

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from sweeps.errors import TrackingError
+from sweeps.tracking.background import BackgroundTracker
 from sweeps.tracking.content import LOG_TAIL_LINES, STATUS
-from sweeps.tracking.mlflow import BackgroundTracker, MlflowTracker, replay
+from sweeps.tracking.mlflow import MlflowTracker, replay
 from tests.support.tracking import (
     CREATED_AT,
     attempt_in,

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import TrackingError
-from sweeps.tracking.content import mask_password
-from sweeps.tracking.mlflow import BackgroundTracker, MlflowTracker, NoTracker, Tracker
+from sweeps.tracking.background import BackgroundTracker, NoTracker, Tracker
+from sweeps.tracking.location import mask_password
+from sweeps.tracking.mlflow import MlflowTracker
 from tests.support.tracking import measured, study_record
 from train_entry.contract import AttemptDir, Trial
 

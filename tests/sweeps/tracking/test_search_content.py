@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from sweeps.tracking.background import BackgroundTracker
 from sweeps.tracking.content import run_content
-from sweeps.tracking.mlflow import BackgroundTracker, MlflowTracker
+from sweeps.tracking.mlflow import MlflowTracker
 from tests.support.examples import a_rank_measurement
 from tests.support.tracking import measured, runs, study_record, write_attempt
 from train_entry.contract import (

@@ -32,7 +32,7 @@ def size_text(size_bytes: float) -> str:
     return f"{digits(size_bytes / unit)} {name}"
 
 
-def typed(value: Scalar) -> str:
+def typed(value: object) -> str:
     """A value as a command line takes it, every digit kept: true, null, 50000000.0."""
     if value is None:
         return "null"

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from torch.distributed.rendezvous import rendezvous
 
 from sweeps.cluster.node.rendezvous import (
     ADDRESS,
@@ -61,7 +62,16 @@ def test_no_launcher_is_said() -> None:
 
 def test_on_one_host_ranks_meet_in_a_file(attempt: AttemptDir) -> None:
     with meeting(attempt, place(0, nodes=1), {}) as found:
-        assert found == {"SHARDSWEEP_RENDEZVOUS": attempt.rendezvous.as_uri()}
+        assert found == {"SHARDSWEEP_RENDEZVOUS": f"file://{attempt.rendezvous}"}
+
+
+def test_torch_opens_that_very_file_whatever_its_directory_is_called(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path / "50% näher; a, b" / "attempt-1")
+    attempt.path.mkdir(parents=True)
+    with meeting(attempt, place(0, nodes=1), {}) as found:
+        store, _rank, _ranks = next(rendezvous(found["SHARDSWEEP_RENDEZVOUS"], rank=0, world_size=1))
+        store.set("key", "value")
+    assert attempt.rendezvous.is_file()
 
 
 def test_on_several_hosts_all_meet_where_rank_0_says(attempt: AttemptDir) -> None:
