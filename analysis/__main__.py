@@ -40,8 +40,8 @@ examples:
 """
 
 _EXPORT_HELP = """\
-Write every trial that ran, with its plan and every step's seconds, as JSON: one object a line, the first of
-them about the study. From it a search can be replayed without a GPU. docs/tables.md describes the fields.
+Write every trial that ran, with its plan and every step's seconds, as JSON: one object a line, the first
+about the study. The file can replay a search without a GPU. docs/tables.md describes the fields.
 
 examples:
   python -m analysis export-table studies/llama1b3 --to llama1b3.jsonl
@@ -50,7 +50,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where a file cannot be written; 2 where what is asked for does not exist."""
+    """Return the exit status: 0; 1 if a file cannot be written; 2 if the study or column does not exist."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± still gets its numbers
     options = _parser().parse_args(arguments)
@@ -142,7 +142,7 @@ def _export_table(options: argparse.Namespace) -> int:
 
 
 def _no_target(path: Path) -> str:
-    """Why a file could not be written there, before anything is; empty where it can."""
+    """Return why a file could not be written there, before anything is; empty if it can be."""
     folder = path.absolute().parent
     if path.is_dir():
         return "is a directory; give a file in it"
@@ -154,7 +154,7 @@ def _no_target(path: Path) -> str:
 
 
 def _written(path: Path, write: Callable[[], object]) -> int:
-    """Exit status of writing a file."""
+    """Return the exit status of writing a file."""
     try:
         write()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""GPU-hours: what a study has spent, and on what; what it was spared, and by what. Pure.
+"""GPU-hours that a study spent and was spared, by purpose. Pure.
 
-What was spared is an estimate: what finding out would have cost, by what it did cost elsewhere in the study.
+Spared GPU-hours are an estimate: the study's other trials tell what a trial that was not run would have cost.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def account_line(found: Account) -> str:
         "out of memory": found.out_of_memory_s,
         "on start-up": found.startup_s,
         "on confirmation": found.confirmation_s,
-        "on watching for drift": found.drift_s,
+        "on repeats for drift": found.drift_s,
         "on checks": found.check_s,
     }
     spared = {"by the gate": found.gate_s, "by reuse": found.reuse_s, "by early ends": found.early_s}
@@ -113,7 +113,7 @@ def _listed(parts: Mapping[str, float]) -> str:
 
 
 def _parts(trial: Trial) -> _Parts:
-    """Every attempt has one purpose; together they have what the trial has."""
+    """Divide a trial's GPU-seconds by purpose; every attempt has exactly one."""
     own = trial.counted or next((attempt for attempt in trial.attempts[::-1] if attempt.kind in TRIES), None)
     found: defaultdict[str, float] = defaultdict(float)
     for attempt in trial.attempts:
@@ -140,13 +140,13 @@ def _ranks(trial: Trial) -> int:
 
 
 def _startup_s(trial: Trial) -> float:
-    """Of a reused trial none: it started nothing."""
+    """Return the GPU-seconds of the trial's start-up; 0 for a reused trial, which started nothing."""
     seen = trial.outcome
     return _ranks(trial) * seen.startup_s if isinstance(seen, Measurement) and trial.is_launched else 0.0
 
 
 def _gate_s(trials: Iterable[Trial], parts: Mapping[int, _Parts]) -> float:
-    """Each plan that was refused would have been launched once, to run out of memory."""
+    """Return the GPU-seconds spared by the gate: each refused plan would have run out of memory once."""
     known = list(trials)
     ran_out = [parts[trial.number].own_s for trial in known if _ran_out(trial) and trial.is_launched]
     started = [started_s for trial in known if (started_s := _startup_s(trial)) > 0]
@@ -155,13 +155,13 @@ def _gate_s(trials: Iterable[Trial], parts: Mapping[int, _Parts]) -> float:
 
 
 def _reuse_s(trials: Iterable[Trial], parts: Mapping[int, _Parts]) -> float:
-    """What the trial that it shares had cost by itself."""
+    """Return the GPU-seconds of the trials whose results were reused, each as often as it was."""
     twins = [trial.reused_from for trial in trials if trial.state is State.REUSED]
     return sum((parts[twin].own_s for twin in twins if twin is not None and twin in parts), start=0.0)
 
 
 def _early_s(trial: Trial) -> float:
-    """Steps that were asked for and not timed, of the trial and of its repeats, at the speed seen."""
+    """Return the GPU-seconds of the steps that the trial and its repeats were asked for and did not time."""
     own = trial.outcome if trial.state is not State.REUSED else None
     outcomes = (own, *(repeat.outcome for repeat in trial.repeats))
     seen = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
@@ -169,7 +169,7 @@ def _early_s(trial: Trial) -> float:
 
 
 def _price(study: Study) -> float:
-    """Per GPU-hour, in whatever currency; 0: nobody has said."""
+    """Return the price per GPU-hour, in the user's currency; 0 if the study has none."""
     asked = study.record.asked.get(PRICE_KEY)
     said = [goal.price_per_gpu_hour for goal in study.goals]
     said += [float(asked)] if isinstance(asked, (int, float)) else []

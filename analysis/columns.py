@@ -1,4 +1,4 @@
-"""The columns of table.csv: names that other programs rely on, and what stands below them."""
+"""The columns of table.csv: names that other programs rely on, and their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train_entry.contract import Scalar
 
 Cell = Callable[[TrialRow], Scalar]
 
-# Column to its value, so that a name and its numbers cannot come apart. Add at the end.
+# Each column with its value. New columns go to the end, since programs may read by position.
 _CELLS: Mapping[str, Cell] = {
     "number": attrgetter("number"),
     "state": attrgetter("state.value"),
@@ -41,18 +41,18 @@ _CELLS: Mapping[str, Cell] = {
     "temperature_c": lambda row: row.cards.temperature_c if row.cards else None,
     "repeats": lambda row: row.repeats or None,
 }
-# Those that take more than the row.
+# Columns whose values need more than the row.
 _OF_STUDY = ("confirmed", "time_to_tokens_s", "cost", "pareto")
 FIXED = (*_CELLS, *_OF_STUDY)
 _LARGEST_FIRST = ("tokens_per_s", "tokens_per_s_per_gpu")
 
 
 class UnknownColumn(ValueError):
-    """A table has no column of this name; the message lists those it has."""
+    """The table has no column of this name; the message lists the columns it has."""
 
 
 def columns(study: Study) -> tuple[str, ...]:
-    """Of table.csv. A knob that a fixed column shows already (strategy) has none of its own."""
+    """Return the columns of table.csv. A knob that a fixed column shows (strategy) gets no second one."""
     return (*FIXED, *knobs(study), "overrides")
 
 
@@ -61,14 +61,14 @@ def knobs(study: Study) -> list[str]:
 
 
 def knobs_that_differ(study: Study) -> list[str]:
-    """Knobs with more than one value so far; all of them while there is but one trial to see."""
+    """Return the knobs with more than one value so far; all knobs while there is one trial."""
     if len(study.rows) < 2:
         return knobs(study)
     return [knob for knob in knobs(study) if len({cell_text(row.values.get(knob)) for row in study.rows}) > 1]
 
 
 def cells(study: Study) -> dict[str, Cell]:
-    """Column to the function that gives its value for a row, in the order of the columns."""
+    """Map each column, in order, to the function that gives its value for a row."""
     repeated = {standing.trial: standing.value for standing in study.winner.standings} if study.winner else {}
     on_front = pareto(study)
     of_study: dict[str, Cell] = {
@@ -82,7 +82,7 @@ def cells(study: Study) -> dict[str, Cell]:
 
 
 def sorted_by(study: Study, column: str, rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """Rows by a column; equals stay in their order. Raises UnknownColumn."""
+    """Sort rows by a column; equal rows stay in their order. Raises UnknownColumn."""
     cell = cells(study).get(column)
     if cell is None:
         raise UnknownColumn(f"no column '{column}'; sort by one of: {', '.join(columns(study))}")
@@ -90,7 +90,7 @@ def sorted_by(study: Study, column: str, rows: Iterable[TrialRow]) -> list[Trial
 
 
 def goal_cell(study: Study, name: str) -> Cell | None:
-    """The values of a goal, in its unit and without drift; None: the study has no such goal."""
+    """Return the function that gives a goal's value, in its unit and without drift; None: no such goal."""
     place = next((place for place, goal in enumerate(study.goals) if goal.name == name), None)
     return None if place is None else lambda row: row.sought[place] if row.sought else None
 
@@ -104,7 +104,7 @@ def _knob_cell(knob: str) -> Cell:
 
 
 def _sort_key(column: str, value: Scalar) -> tuple[int, float, str]:
-    """Numbers, then words, then what is not known."""
+    """Order numbers before words, and words before unknown values."""
     if isinstance(value, str):
         return (1, 0.0, value)
     if value is None or math.isnan(value):

@@ -33,7 +33,7 @@ Line = Mapping[str, Any]  # as JSON has it
 
 
 def export_lines(study: Study) -> Iterator[str]:
-    """JSON texts: the study, then every trial that ran and came to an end, in the order of their numbers."""
+    """Yield JSON lines: the study, then every trial that ran to its end, by number."""
     yield _text(_header(study))
     for trial in study.trials:
         if trial.plan is not None and trial.shown is not None and trial.outcome is not None:
@@ -86,7 +86,7 @@ def _row(study: Study, trial: Trial, plan: Plan, shown: Attempt, outcome: Outcom
 
 
 def _repeat(directory: AttemptDir, plan: Plan, repeat: Attempt) -> Line | None:
-    """None: it still runs."""
+    """Return a repeat's line; None while it runs."""
     if repeat.outcome is None:
         return None
     about = {"attempt": repeat.number, "purpose": repeat.purpose, "turn": repeat.round}
@@ -94,7 +94,7 @@ def _repeat(directory: AttemptDir, plan: Plan, repeat: Attempt) -> Line | None:
 
 
 def _seen(attempt: AttemptDir, plan: Plan, outcome: Outcome) -> Line:
-    """What an attempt showed; of a failure, its kind and how many steps it came to."""
+    """Return what an attempt measured; for a failure, its kind and the steps before it."""
     stream = list(read_lines(attempt.metrics, StepMetrics))
     first_timed = next((at for at, step in enumerate(stream) if step.timed), len(stream))
     found: dict[str, Any] = {
@@ -134,7 +134,7 @@ def _word(outcome: Outcome) -> str:
 
 
 def _steps_s(plan: Plan, seen: Measurement) -> list[float]:
-    """Timed steps as the measurement counts them: rank 0's; in a pipeline, of the rank that ends last."""
+    """Return the timed steps that count: rank 0's; in a pipeline, those of the rank that ends last."""
     ranks = sorted(seen.ranks, key=lambda rank: rank.rank)
     if not ranks or plan.pipeline == 1:
         return list(ranks[0].step_s) if ranks else []
@@ -149,7 +149,7 @@ def _spec(attempt: AttemptDir) -> TrialSpec | None:
 
 
 def _text(line: Line) -> str:
-    """One line of JSON proper, which knows no NaN."""
+    """Return one line of strict JSON, which has no NaN."""
     return json.dumps(_finite(json.loads(dump(line, indent=None))))
 
 

@@ -1,4 +1,4 @@
-"""A study directory as rows. Reading is tolerant: the study may be running, or half-written."""
+"""Read a study directory as rows. The study may be running or half-written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOSS_STEPS = 5  # a loss is the mean over so many steps, as in Measurement.loss
 
 
 class StudyUnreadable(ValueError):
-    """There is no study where one was asked for; the message says what is there."""
+    """The directory holds no study; the message says what it holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,27 +42,27 @@ class Study:
     trials: tuple[Trial, ...]  # in the same order
     loss_tokens: int | None  # the most that every trial with a loss reached: where losses are compared
     checked: bool = False  # losses are those of checks, longer runs of the best; others have none
-    winner: Winner | None = None  # what the confirmation came to; None: there was none
+    winner: Winner | None = None  # None: the study has no confirmation yet
     warnings: tuple[str, ...] = ()
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What is sought, the most important first."""
+        """The study's goals, the most important first."""
         return self.record.goals
 
     @property
     def goal(self) -> Goal:
-        """What ranks the trials."""
+        """The goal that ranks the trials."""
         return self.record.goal
 
     @property
     def ranking(self) -> Ranking:
-        """The trials by the first goal."""
+        """The trials ranked by the first goal."""
         return Ranking(self.trials, self.goal)
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Names of the knobs that vary: as asked, then those that only trials know."""
+        """The knobs that vary: those asked for, then those that only trials name."""
         names = dict.fromkeys(self.record.dimensions)
         for row in self.rows:
             names.update(dict.fromkeys(row.values))
@@ -70,7 +70,7 @@ class Study:
 
 
 def load_study(directory: StudyDir) -> Study:
-    """The study in a directory. A trial that cannot be read is a warning. Raises StudyUnreadable."""
+    """Load the study in a directory. An unreadable trial becomes a warning. Raises StudyUnreadable."""
     record = _record(directory)
     trials, warnings = _trials(directory)
     warnings += _unknown_goals(directory, record)
@@ -111,7 +111,7 @@ def _unknown_goals(directory: StudyDir, record: StudyRecord) -> list[str]:
 
 
 def _winner(directory: StudyDir, goal: Goal, warnings: list[str]) -> Winner | None:
-    """Of the goal that ranks; what cannot be read is a warning."""
+    """Read the winner by the goal that ranks; add a warning if it cannot be read."""
     try:
         found = read_document(directory.winner, Winner)
     except (ValueError, OSError) as error:
@@ -133,13 +133,13 @@ def _record(directory: StudyDir) -> StudyRecord:
 
 
 def _nearby(directory: StudyDir) -> str:
-    """A way out for who named the directory of all studies."""
+    """Suggest what to give instead, if the user gave the directory of all studies."""
     studies = sorted(found.parent.name for found in directory.path.glob("*/study.json"))
     return f"; it holds the studies {', '.join(studies)}" if studies else ""
 
 
 def _trials(directory: StudyDir) -> tuple[dict[int, Trial], list[str]]:
-    """Readable trials by number, and a line for each other."""
+    """Return the readable trials by number, and a warning for each other one."""
     trials: list[Trial] = []
     warnings: list[str] = []
     for place in directory.trials():
@@ -161,7 +161,7 @@ def _trial(directory: StudyDir, place: TrialDir) -> Trial:
 
 
 def _run(trial: Trial, checked: bool) -> Outcome | None:
-    """The run whose loss counts."""
+    """Return the attempt whose loss counts."""
     return _checked(trial) if checked else trial.outcome
 
 
@@ -174,7 +174,7 @@ def _has_loss(trial: Trial, checked: bool) -> bool:
 
 
 def _stream(place: TrialDir, trial: Trial, checked: bool) -> tuple[StepMetrics, ...]:
-    """Steps of the attempt whose loss counts, or of the latest one that was to measure the same."""
+    """Return the steps of the attempt whose loss counts, or of the latest attempt at the same measurement."""
     attempt = trial.check if checked else trial.counted
     if attempt is None:
         return ()
@@ -189,7 +189,7 @@ def _stream(place: TrialDir, trial: Trial, checked: bool) -> tuple[StepMetrics, 
 def _common_tokens(
     trials: Iterable[Trial], streams: Mapping[int, tuple[StepMetrics, ...]], checked: bool
 ) -> int | None:
-    """The largest token count that every measured trial reached."""
+    """Return the largest token count that every measured trial reached."""
     reached = [
         streams[trial.number][-1].tokens if streams[trial.number] else run.tokens
         for trial in trials
@@ -199,11 +199,11 @@ def _common_tokens(
 
 
 def _source(trial: Trial, trials: Mapping[int, Trial]) -> Trial:
-    """The trial whose measurement counts for this one: itself, unless it reuses another's."""
+    """Return the trial whose measurement counts for this one: itself, unless it reuses another's."""
     visited = {trial.number}
     while trial.state is State.REUSED and trial.reused_from is not None:
         if trial.reused_from in visited or trial.reused_from not in trials:
-            break  # damaged, or not readable: it shows what its own file holds
+            break  # damaged or unreadable: the trial shows what its own file holds
         trial = trials[trial.reused_from]
         visited.add(trial.number)
     return trial

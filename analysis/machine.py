@@ -1,4 +1,4 @@
-"""What the machine did while trials were measured: drift, cards that were slowed. Pure."""
+"""The machine while trials were measured: drift, and GPUs that were slowed. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NUMBERS = 8  # of trials in a line
 
 
 def machine_lines(study: Study, *, everything: bool = False) -> list[str]:
-    """A line on drift, and one for each way in which cards were slowed."""
+    """Return a line on drift, and one for each reason for which GPUs were slowed."""
     own = [row for row in study.rows if row.step_s is not None and row.state is not State.REUSED]
     return [*_drift(own), *_slowed(own, everything)]
 
@@ -31,8 +31,8 @@ def _drift(rows: Sequence[TrialRow]) -> Iterator[str]:
     drifts = [row.drift for row in drifted]
     how = " to ".join(dict.fromkeys((_how(min(drifts)), _how(max(drifts)))))
     seen_by = _numbers([row.number for row in rows if row.drift_repeats], everything=False)
-    by = f", by trial {seen_by} measured again" if seen_by else ""
-    yield f"drift: the machine was {how} {when}{by}; ranking corrected"
+    by = f" (seen by repeating trial {seen_by})" if seen_by else ""
+    yield f"drift: the machine was {how} {when}{by}; the ranking is corrected"
 
 
 def _how(drift: float) -> str:
@@ -40,7 +40,7 @@ def _how(drift: float) -> str:
 
 
 def _slowed(rows: Iterable[TrialRow], everything: bool) -> Iterator[str]:
-    """By the reasons: limits that hold for all trials alike are one line."""
+    """Yield one line for each set of reasons, since a limit of the machine holds for all trials alike."""
     groups: defaultdict[tuple[str, ...], list[TrialRow]] = defaultdict(list)
     for row in rows:
         if row.cards and row.cards.throttled:
@@ -51,7 +51,8 @@ def _slowed(rows: Iterable[TrialRow], everything: bool) -> Iterator[str]:
         numbers = _numbers([row.number for row in slowed], everything)
         clocks = f"down to {slowest.clock_mhz:,} of {slowest.max_clock_mhz:,} MHz"
         hottest = max(card.temperature_c for card in cards)
-        yield f"cards slowed by {' and '.join(reasons)}: trial {numbers}; {clocks}, up to {hottest} °C"
+        trials = f"trial{'s' if len(slowed) > 1 else ''} {numbers}"
+        yield f"GPUs slowed by {' and '.join(reasons)} in {trials}: {clocks}, up to {hottest} °C"
 
 
 def _numbers(numbers: Sequence[int], everything: bool) -> str:

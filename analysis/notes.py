@@ -1,4 +1,4 @@
-"""What stands below the table: why trials have no numbers, what to try next, how to run the best."""
+"""The notes below the table: why trials have no numbers, what to try next, how to run the best. Pure."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ MAX_FRONT = 10
 
 
 def notes(study: Study, *, everything: bool = False) -> list[Text]:
-    """Below the table: what could not be read, why trials were rejected or failed, how to run the best.
+    """Return warnings, the Pareto front, the machine, rejections, failures, advice and the best command.
 
-    Before these, the Pareto front of several goals, and what the machine did meanwhile.
+    `everything` lifts the limits on how many lines of a kind are shown.
     """
     failed, infeasible = _failures(study, State.FAILED), _failures(study, State.INFEASIBLE)
     lines = [*failed, *_rejections(study), *infeasible]
     left_out = 0 if everything else max(0, len(lines) - MAX_NOTES)
     lines = lines[: len(lines) - left_out]
     if left_out:
-        lines.append(f"... and {left_out} more such lines: --all")
+        lines.append(f"... and {left_out} more such lines: --all shows them")
     lines += _refusals(study, everything)
     lines += _advice(study, everything)
     lines += _comparisons(study)
     lines += off_line(study)
     first = winner(study)
     if first is not None:
-        lines.append(f"best is trial {first.number:04d}: python sweep.py {shlex.join(first.overrides)}")
+        command = f"python sweep.py {shlex.join(first.overrides)}"
+        lines.append(f"best configuration, trial {first.number:04d}: {command}")
     warnings = [f"warning: {text}" for text in study.warnings]
     above = [*_front(study, everything), *machine_lines(study, everything=everything)]
     return [Text(line) for line in (*warnings, *above, *lines)]
 
 
 def _front(study: Study, everything: bool) -> list[str]:
-    """Trials that no other beats by every goal, in the order of the table."""
+    """List the trials on the Pareto front, in the order of the table."""
     numbers = pareto(study)
     if not numbers:
         return []
@@ -55,7 +56,7 @@ def _front(study: Study, everything: bool) -> list[str]:
     trials = "1 trial" if len(on_front) == 1 else f"{len(on_front)} trials"
     lines = [f"Pareto front of {', '.join(map(goal_words, study.goals))}: {trials}"]
     lines += (f"  {row.name}{_knobs(row)}: {_sought(study, row)}" for row in shown)
-    return [*lines, *([f"  {more} more: --all"] if (more := len(on_front) - len(shown)) else [])]
+    return [*lines, *([f"  {more} more: --all shows them"] if (more := len(on_front) - len(shown)) else [])]
 
 
 def _knobs(row: TrialRow) -> str:
@@ -68,7 +69,7 @@ def _sought(study: Study, row: TrialRow) -> str:
 
 
 def _comparisons(study: Study) -> list[str]:
-    """Rows whose losses do not compare with those of the others, by no fault of their plans."""
+    """Name the trials whose losses lag behind for a reason that is not in their plans."""
     late = [f"{row.number:04d}" for row in study.rows if row.starts_late and row.loss is not None]
     others = any(row.loss is not None and not row.starts_late for row in study.rows)
     if not late or not others:
@@ -95,25 +96,25 @@ def _failures(study: Study, state: State) -> list[str]:
 
 
 def _refusals(study: Study, everything: bool) -> list[str]:
-    """Plans that were not launched, by what there is too little of; of each kind those that nearly fit."""
+    """List plans that were not launched, by the resource that they exceed; those closest to fitting first."""
     refused = [row for row in study.rows if row.is_refused]
     if not refused:
         return []
     groups: dict[str, list[TrialRow]] = {}
     for row in refused:
         groups.setdefault(_lacking(row.estimate), []).append(row)
-    plans = "1 plan that cannot" if len(refused) == 1 else f"{len(refused)} plans that cannot"
-    lines = [f"not launched: {plans} fit, estimated"]
+    plans = "1 plan" if len(refused) == 1 else f"{len(refused)} plans"
+    lines = [f"not launched: {plans} that cannot fit, by the estimate"]
     for what, rows in sorted(groups.items(), key=lambda group: -len(group[1])):
         shown = sorted(rows, key=_excess)[: None if everything else MAX_REFUSED]
-        lines += (f"  {what}: trial {row.number:04d} {row.strategy}: {_why(row)}" for row in shown)
+        lines += (f"  {what}: {row.name}: {_why(row)}" for row in shown)
         if more := len(rows) - len(shown):
-            lines.append(f"  {what}: {more} more, which need more: --all")
+            lines.append(f"  {what}: {more} more that need even more: --all shows them")
     return lines
 
 
 def _lacking(estimate: Estimate | None) -> str:
-    """What there is too little of: read off the numbers, as the words around them may change."""
+    """Name the resource that the plan exceeds, from the estimate's numbers and not from its text."""
     if estimate is None:
         return "memory"
     device = "memory" if estimate.reservable_bytes is None else "GPU memory"
@@ -133,17 +134,17 @@ def _why(row: TrialRow) -> str:
 
 
 def _advice(study: Study, everything: bool) -> list[str]:
-    """What to try after trials that ran out of memory."""
+    """List what to try after trials that ran out of memory."""
     asking = _asking(study)
     shown = asking if everything else asking[:MAX_ADVICE]
-    lines = [f"trial {row.number:04d} {_cause(row)}: next try {_advised(row)}" for row in shown]
+    lines = [f"trial {row.number:04d} ({_cause(row)}): try {_advised(row)} next" for row in shown]
     left_out = len(asking) - len(shown)
-    more = f"... and {left_out} more" if left_out else "what it costs, and the command"
+    more = f"... and {left_out} more" if left_out else "its cost and its command"
     return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []
 
 
 def _asking(study: Study) -> list[TrialRow]:
-    """Trials with advice that no trial of the study is, nor one before it has."""
+    """Return the trials whose advice is new: no trial has run it, and no earlier trial gives it."""
     known = {frozenset(row.overrides) for row in study.rows}
     asking: dict[frozenset[str], TrialRow] = {}
     for row in study.rows:

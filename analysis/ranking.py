@@ -1,4 +1,4 @@
-"""Which trial is best, in which order the others follow, and which are on the Pareto front. Pure."""
+"""Rank trials: the best, the order of the others, the Pareto front. Pure."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ PLACES = {
 
 
 def ranked(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """The best first, by their first measurements; single-GPU baselines behind the others."""
+    """Sort trials by their first measurements, the best first; single-GPU baselines come last."""
     return sorted(rows, key=lambda row: (PLACES[row.state], row.is_single_gpu, -_score(row), row.number))
 
 
 def best(rows: Iterable[TrialRow]) -> TrialRow | None:
-    """The first of those that can win; None where nothing can. Of equals, the one tried first."""
+    """Return the best trial that can win, of equals the one tried first; None if no trial can win."""
     return next(iter(ranked(row for row in rows if row.can_win)), None)
 
 
 def best_baseline(rows: Iterable[TrialRow]) -> TrialRow | None:
-    """The best of what one tries by hand."""
+    """Return the best of the baselines that can win."""
     return best(row for row in rows if row.baseline is not None)
 
 
 def winner(study: Study) -> TrialRow | None:
-    """The winner: by the confirmation, or else the best of what was measured once."""
+    """Return the winner of the confirmation, or else the best of the trials measured once."""
     return confirmed(study) or best(study.rows)
 
 
 def confirmed(study: Study) -> TrialRow | None:
-    """The winner of the confirmation; None where there was none, or where its trial cannot win any more."""
+    """Return the winner of the confirmation; None if there was none, or if its trial cannot win any more."""
     number = study.winner.trial if study.winner else None
     return next((row for row in study.rows if row.number == number and row.can_win), None)
 
 
 def in_order(study: Study) -> list[TrialRow]:
-    """All trials as tables list them: the winner first; those confirmed in the order of their repeats.
+    """Return all trials as tables list them: the winner first, confirmed ones in the order of their repeats.
 
-    These share the places that they have by their first measurements: repeats are taken when the machine
-    may be a little faster or slower, and compare with each other only.
+    Confirmed trials share the places of their first measurements: the machine may be a little faster or
+    slower when it repeats them, so repeats compare with each other only.
     """
     rows = ranked(study.rows)
     first = confirmed(study)
@@ -69,7 +69,7 @@ def in_order(study: Study) -> list[TrialRow]:
 
 
 def pareto(study: Study) -> frozenset[int]:
-    """Numbers of the trials on the front of all goals; none where there is but one goal."""
+    """Return the numbers of the trials on the Pareto front; none if the study has one goal."""
     if len(study.goals) < 2:
         return frozenset()
     points = {row.number: _scores(study, row) for row in study.rows if row.can_win}
@@ -79,12 +79,12 @@ def pareto(study: Study) -> frozenset[int]:
 
 
 def _scores(study: Study, row: TrialRow) -> tuple[float, ...] | None:
-    """Larger is better; None where a goal's value is not known."""
+    """Return the score of each goal, larger is better; None if a goal's value is unknown."""
     pairs = list(zip(study.goals, row.sought, strict=True))
     found = [goal.score(value) for goal, value in pairs if value is not None]
     return tuple(found) if len(found) == len(pairs) else None
 
 
 def _score(row: TrialRow) -> float:
-    """Minus infinity where it is not known: such rows come last in their place."""
+    """Return the score, or minus infinity if it is unknown, so that such rows come last of their group."""
     return row.score if row.score is not None and math.isfinite(row.score) else -math.inf

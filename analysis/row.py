@@ -1,4 +1,4 @@
-"""One trial as a row: what is known of it, and the measurement that counts for it."""
+"""One trial as a row of the table, with the measurement that counts for it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from train_entry.contract import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardHealth:
-    """How the cards of a trial were while steps were timed."""
+    """The state of a trial's GPUs while its steps were timed."""
 
     throttled: tuple[str, ...]  # all reasons that slowed any of them, in NVML's words
-    clock_mhz: int  # of the slowest
-    max_clock_mhz: int  # of that one
-    temperature_c: int  # of the hottest
-    power_w: float  # mean
+    clock_mhz: int  # of the slowest GPU
+    max_clock_mhz: int  # of that GPU
+    temperature_c: int  # of the hottest GPU
+    power_w: float  # mean over the GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class TrialRow:
     state: State
     origin: Origin
     strategy: str | None  # from the plan; of a rejected trial, what was asked, if that varied
-    baseline: str | None = None  # its name on the baselines
+    baseline: str | None = None  # its name among the baselines
     parent: int | None = None
     is_single_gpu: bool = False  # on other ranks, for comparison: cannot win
     can_win: bool = False  # it was measured, to a finite value of the first goal, on the ranks asked for
@@ -61,11 +61,11 @@ class TrialRow:
     advice: Advice | None = None  # after running out of memory
     reused_from: int | None = None
     gpu_s: float = 0.0
-    starts_late: bool = False  # its first update is too small, by DeepSpeed's doing: its losses lag
+    starts_late: bool = False  # DeepSpeed makes its first update too small, so its losses lag
     repeats: int = 0  # measured again in the confirmation
     drift_repeats: int = 0  # measured again to see whether the machine has changed
     shared: bool = False  # another trial ran on the same node while this was timed
-    drift: float = 1.0  # how fast the machine was then, over how fast it was at first
+    drift: float = 1.0  # the machine's speed then / its speed at first
     # The study's goals, without drift; None where a value is not finite, or is a loss that nobody knows.
     sought: tuple[float | None, ...] = ()
     score: float | None = None  # of the first goal: larger is better
@@ -82,7 +82,7 @@ class TrialRow:
     mfu: float | None = None
     cards: CardHealth | None = None
     is_slowed: bool = False  # by heat or by the power supply
-    is_mixed: bool = False  # its ranks ran on different cards
+    is_mixed: bool = False  # its ranks ran on GPUs of different models
     loss: float | None = None  # mean of the last steps at or before the study's loss_tokens
     loss_tokens: int | None = None  # seen by the last of those steps
 
@@ -92,23 +92,23 @@ class TrialRow:
 
     @property
     def objective(self) -> float | None:
-        """The first goal's value."""
+        """The value of the first goal."""
         return self.sought[0] if self.sought else None
 
     @property
     def name(self) -> str:
-        """`trial 0003 zero1`"""
-        return f"trial {self.number:04d} {self.strategy or ''}".rstrip()
+        """`trial 0003 (zero1)`"""
+        return f"trial {self.number:04d}" + (f" ({self.strategy})" if self.strategy else "")
 
 
 def is_refused(state: State, outcome: Outcome | None) -> bool:
-    """Not launched, since by its estimate it cannot fit."""
+    """True if the trial was not launched because its estimate says that it cannot fit."""
     is_estimated = isinstance(outcome, Failure) and outcome.kind is FailureKind.INFEASIBLE
     return is_estimated and state is State.INFEASIBLE
 
 
 def row_of(trial: Trial, source: Trial, goals: Sequence[Goal], drift: float) -> TrialRow:
-    """A trial with the measurement of `source`, which counts for it, taken while the machine had this drift.
+    """Return the row of a trial with the measurement of `source`, taken while the machine had this drift.
 
     The loss is not filled in yet.
     """
@@ -118,7 +118,7 @@ def row_of(trial: Trial, source: Trial, goals: Sequence[Goal], drift: float) -> 
 
 
 def came_from(row: TrialRow) -> str:
-    """Why there is such a trial: `baseline`, `remedy of 0003`, `prior`."""
+    """Return the trial's origin: `baseline`, `remedy of 0003`, `prior`."""
     if row.is_single_gpu:
         return "single-GPU baseline"
     return row.origin.value if row.parent is None else f"{row.origin} of {row.parent:04d}"
@@ -151,7 +151,8 @@ def _without_measurement(trial: Trial) -> TrialRow:
 
 
 def _starts_late(plan: Plan) -> bool:
-    """Without ZeRO in bf16 DeepSpeed 0.19 takes an empty step first (initialize_optimizer_states)."""
+    """True if the first update is too small: in bf16 without ZeRO, DeepSpeed 0.19 takes an empty step first
+    (initialize_optimizer_states)."""
     is_bf16 = plan.precision is Precision.BF16
     return plan.engine is Engine.DEEPSPEED and plan.zero.stage == 0 and is_bf16
 
@@ -184,7 +185,7 @@ def _with_measurement(
 
 
 def _value(goal: Goal, seen: Measurement) -> float | None:
-    """None where training is broken, however fast it is."""
+    """Return the score; None if training is broken, however fast it is."""
     return goal.value(seen) if math.isfinite(seen.loss) else None
 
 

@@ -40,7 +40,7 @@ def write_csv(study: Study) -> Path:
 
 
 def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: bool = False) -> None:
-    """Print what came of the study, the table, and what belongs below it.
+    """Print the headline, the table and the notes.
 
     A number is never cut off, however narrow the terminal.
     """
@@ -57,7 +57,7 @@ def show(study: Study, stream: TextIO, *, sort: str | None = None, everything: b
 
 
 def render(study: Study, *, sort: str | None = None, everything: bool = False, narrow: bool = False) -> Table:
-    """The ranked table; `narrow` leaves out what other columns or table.csv tell. Raises UnknownColumn."""
+    """Return the ranked table; `narrow` drops what other columns or table.csv show. Raises UnknownColumn."""
     rows = in_order(study)
     rows = rows if sort is None else sorted_by(study, sort, rows)
     shown = [row for row in rows if everything or row.state is not State.REJECTED]
@@ -82,33 +82,33 @@ def _caption(study: Study, hidden: int, narrow: bool) -> Iterator[str]:
     if study.loss_tokens is not None:
         where = "of the checks" if study.checked else "the most that every measured trial reached"
         yield f"loss at {study.loss_tokens:,} tokens, {where} (mean of the last {LOSS_STEPS} steps)"
-    yield "± is the distance between the quartiles of the step times, over their median"
+    yield "±: interquartile range of the step times / their median"
     yield from _marks(study)
-    if _again_column(study) and not narrow:
-        yield "again is the mean of repeats in fresh processes, by which those that have them are ordered"
+    if _repeats_column(study) and not narrow:
+        yield "repeats: mean of the repeated runs; trials with repeats are ranked by it"
     if hidden:
-        yield f"not shown: {hidden} of {len(rows)} trials (rejected, or further down): --all"
+        yield f"not shown: {hidden} of {len(rows)} trials (rejected, or ranked lower): --all shows them"
     if narrow:
         yield "tokens/s, GPU time and origin of each trial: in table.csv, or on a wider terminal"
 
 
 def _marks(study: Study) -> Iterator[str]:
-    """What the marks in this table mean."""
+    """Explain the marks that this table uses."""
     rows = study.rows
     if pareto(study):
-        yield "Pareto: no other trial is at least as good by every goal and better by one"
+        yield "Pareto: no other trial is at least as good in every goal and better in one"
     if any(row.is_single_gpu for row in rows):
-        yield "a single-GPU baseline ran on other ranks, to see how plans scale: it cannot win"
+        yield "single-GPU baseline: ran on fewer ranks to show how plans scale; it cannot win"
     if any(row.state is State.STOPPED for row in rows):
-        yield "stopped trials were timed only until it was known that they are slower than the best"
+        yield "stopped: timed only until it was certain that the trial is slower than the best"
     if any(row.shared for row in rows):
-        yield "* another trial ran on the same node meanwhile"
+        yield "*: another trial ran on the same node at the same time"
     if any(_is_corrected(row) for row in rows):
-        yield "^ speed and time are corrected for the machine's drift; as measured in table.csv"
+        yield "^: speed and time are corrected for the machine's drift; table.csv has them as measured"
     if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
-        yield "memory is host RSS, the resident set of the fullest rank's process: a run without GPU"
+        yield "RSS: resident memory of the fullest rank's process, as the study ran without a GPU"
     if any(row.is_refused and row.estimate for row in rows):
-        yield "~ is estimated: the trial was not launched, as it cannot fit"
+        yield "~: estimated; the trial was not launched, because it cannot fit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ def _columns(study: Study) -> list[_Column]:
         *_goal_columns(study),
         _Column(header="tokens/s\n/GPU", text=lambda row: _speed(row, row.tokens_per_s_per_gpu)),
         _Column(header="±", text=_spread),
-        *_again_column(study),
+        *_repeats_column(study),
         _Column(header="tokens/s", text=lambda row: _speed(row, row.tokens_per_s), wide_only=True),
         _Column(header="step\nms", text=_step),
         _Column(header=memory.replace(" ", "\n"), text=_memory),
@@ -149,7 +149,7 @@ def _columns(study: Study) -> list[_Column]:
 
 
 def _from_column(study: Study) -> list[_Column]:
-    """Only where not all trials are the sampler's."""
+    """Return the column unless the sampler proposed every trial."""
     if all(row.origin is Origin.SAMPLER for row in study.rows):
         return []
     return [_Column(header="from", text=came_from, justify="left", wide_only=True)]
@@ -160,7 +160,7 @@ def _knob_column(knob: str) -> _Column:
 
 
 def _goal_columns(study: Study) -> Iterator[_Column]:
-    """Of goals that no other column shows."""
+    """Yield the columns of goals that no other column shows."""
     goals = {goal.name: goal for goal in study.goals}
     if (times := goal_cell(study, "time_to_tokens")) is not None:
         known = [float(value) for row in study.rows if (value := times(row)) is not None]
@@ -174,17 +174,17 @@ def _goal_columns(study: Study) -> Iterator[_Column]:
         yield _Column(header=f"{tokens}\ntokens\ncost", text=lambda row: _digits(costs(row)))
 
 
-def _again_column(study: Study) -> list[_Column]:
-    """Means of repeats, in the unit of the goal's own column."""
-    again = cells(study)["confirmed"]
-    known = [float(value) for row in study.rows if (value := again(row)) is not None]
+def _repeats_column(study: Study) -> list[_Column]:
+    """Return the column of the repeats' means, in the unit of the goal's own column."""
+    mean = cells(study)["confirmed"]
+    known = [float(value) for row in study.rows if (value := mean(row)) is not None]
     if not known:
         return []
     unit, unit_s = {"time_to_tokens": time_unit(known), "peak_bytes": ("GiB", GIB)}.get(
         study.goal.name, ("", 1.0)
     )
-    header = f"again\n{unit}" if unit else "again"
-    return [_Column(header=header, text=lambda row: figure(_number(again(row)), unit_s), wide_only=True)]
+    header = f"repeats\n{unit}" if unit else "repeats"
+    return [_Column(header=header, text=lambda row: figure(_number(mean(row)), unit_s), wide_only=True)]
 
 
 def _pareto_column(study: Study) -> list[_Column]:
@@ -218,7 +218,7 @@ def _is_corrected(row: TrialRow) -> bool:
 
 
 def _speed(row: TrialRow, tokens_per_s: float | None) -> str:
-    """On the machine as it was at first."""
+    """Return the speed corrected for the machine's drift."""
     return "" if tokens_per_s is None else figure(tokens_per_s / row.drift)
 
 

@@ -14,7 +14,7 @@ WIDE = 10_000  # columns; no line of a table reaches it
 
 
 def console_on(stream: TextIO) -> Console:
-    """A file gets lines of full width."""
+    """Return the console's width; a file gets lines of full width."""
     console = Console(file=stream, highlight=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -22,7 +22,7 @@ def console_on(stream: TextIO) -> Console:
 
 
 def plain_table(title: str, caption: str, narrow: bool = False) -> Table:
-    """In the look that all tables have."""
+    """Return an empty table in the look that all tables share."""
     return Table(
         title=Text(title),
         caption=Text(caption),

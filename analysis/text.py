@@ -1,4 +1,4 @@
-"""How numbers, values and names are written in a table."""
+"""Numbers, values and names as a table writes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from train_entry.contract import Advice, Scalar, StudyRecord, digits, short, typ
 
 
 def figure(value: float | None, unit: float = 1.0) -> str:
-    """A number in a unit, to about three digits but at most two decimals; empty where there is none."""
+    """Write a number in a unit, to about three digits but at most two decimals; empty for None."""
     if value is None:
         return ""
     scaled = value / unit
@@ -16,17 +16,17 @@ def figure(value: float | None, unit: float = 1.0) -> str:
 
 
 def cell_text(value: Scalar) -> str:
-    """A knob's value in a table for people; empty where the trial has none."""
+    """Write a knob's value for people; empty if the trial has none."""
     return "" if value is None else short(value)
 
 
 def raw(value: Scalar) -> str:
-    """A cell of a table for programs, every digit kept; empty where there is nothing."""
+    """Write a cell for programs, every digit kept; empty for None."""
     return "" if value is None else typed(value)
 
 
 def stacked(name: str, width: int = 8) -> str:
-    """A dotted name on several lines, so that a column is little wider than its values."""
+    """Break a dotted name into lines, so that its column is hardly wider than its values."""
     lines = [""]
     for part in re.findall(r"[^._]*[._]?", name):
         if lines[-1] and len(lines[-1]) + len(part) > width:
@@ -40,7 +40,7 @@ def one_line(text: str) -> str:
 
 
 def advised(advice: Advice) -> str:
-    """`activation_checkpointing=full: ` and why."""
+    """Write advice: `activation_checkpointing=full: 3 GiB less`."""
     changes = " ".join(f"{key}={short(value)}" for key, value in advice.changes.items())
     return one_line(f"{changes}: {advice.why}")
 
@@ -57,12 +57,12 @@ def _has_budget(goal: str) -> bool:
 
 
 def signed(share: float | None) -> str:
-    """A relative error: +3.2%, -10.1%."""
+    """Write a relative error: +3.2%, -10.1%."""
     return "" if share is None else f"{share:+.1%}"
 
 
 def hours(seconds: float) -> str:
-    """In hours, to two or three digits: 0.11, 1.24, 12,345."""
+    """Write seconds in hours, to two or three digits: 0.11, 1.24, 12,345."""
     found = seconds / 3600
     if found >= 1000:
         return f"{found:,.0f}"
@@ -70,5 +70,5 @@ def hours(seconds: float) -> str:
 
 
 def size(share: float) -> str:
-    """Of a relative error, without its sign: 0.4%, 12%."""
+    """Write the size of a relative error: 0.4%, 12%."""
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

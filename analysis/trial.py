@@ -1,4 +1,4 @@
-"""One trial in full: what `python sweep.py` without -m prints."""
+"""One trial in full, as `python sweep.py` without -m prints it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     if elapsed is not None and elapsed.queue_s is not None:
         console.print(Text(f"{'clock':<15} {_elapsed(elapsed)}"))
     if trial.advice is not None:
-        console.print(Text(f"next try {advised(trial.advice)}"))
-        console.print(Text(f"that is: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
-    console.print(Text(f"again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
+        console.print(Text(f"try next: {advised(trial.advice)}"))
+        console.print(Text(f"command: {shlex.join(['python', 'sweep.py', *trial.advice.overrides])}"))
+    console.print(Text(f"run it again: {shlex.join(['python', 'sweep.py', *trial.overrides])}"))
 
 
 def _elapsed(elapsed: Elapsed) -> str:
@@ -69,7 +69,7 @@ def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tupl
     yield from _split(seen, plan)
     yield from () if plan is None else _sharing(seen, plan)
     if seen.mfu is not None:
-        yield "MFU", f"{100 * seen.mfu:.1f}% of the cards' peak, by (6 P + 12 L h s) FLOPs a token"
+        yield "MFU", f"{100 * seen.mfu:.1f}% of the GPUs' peak, by (6 P + 12 L h s) FLOPs a token"
     yield from _memory(seen)
     yield from _cards(row)
     yield "loss", f"{seen.loss:.4f} after {seen.tokens:,} tokens"
@@ -80,15 +80,15 @@ def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tupl
 
 
 def _precision(seen: Measurement) -> str:
-    """How well the step time is known, and why no further step was timed, where that is known."""
+    """Return the step time's relative error, and the reason why timing ended early."""
     known = "" if seen.relative_error is None else f", known to {seen.relative_error:.2%}"
     early = f"; {_ENDS[seen.ended]}, {seen.spared_steps} steps spared" if seen.ended in _ENDS else ""
     return known + early
 
 
 _ENDS = {
-    TimingEnd.PRECISE: "as exactly as asked",
-    TimingEnd.FUTILE: "slower than the best for certain",
+    TimingEnd.PRECISE: "as precise as asked",
+    TimingEnd.FUTILE: "certainly slower than the best",
     TimingEnd.ASKED: "ended on request",
 }
 
@@ -98,14 +98,14 @@ def _cards(row: TrialRow) -> Iterator[tuple[str, str]]:
         return
     slowed = f"; slowed by {' and '.join(row.cards.throttled)}" if row.cards.throttled else ""
     yield (
-        "cards",
+        "GPUs",
         f"{row.cards.clock_mhz:,} of {row.cards.max_clock_mhz:,} MHz, the slowest; up to "
-        f"{row.cards.temperature_c} °C; {row.cards.power_w:,.0f} W in the mean{slowed}",
+        f"{row.cards.temperature_c} °C; {row.cards.power_w:,.0f} W on average{slowed}",
     )
 
 
 def _split(seen: Measurement, plan: Plan | None) -> Iterator[tuple[str, str]]:
-    """Where time goes: stage by stage, since each has work of its own."""
+    """Yield the split of the step by pipeline stage, since each stage has work of its own."""
     stages: defaultdict[int, dict[int, StepSplit]] = defaultdict(dict)
     for rank in seen.ranks:
         if rank.split is not None:
@@ -127,16 +127,16 @@ def _parts(split: StepSplit, *, exchanges: bool) -> str:
 
 
 def _slowest(splits: dict[int, StepSplit]) -> tuple[float, str]:
-    """Of ranks with the same work: how far the slowest is behind, and a line that says so."""
+    """Return how far the slowest rank lags behind ranks with the same work, and a line that says so."""
     slowest = max(splits, key=lambda rank: splits[rank].local_s)
     local_s, fastest_s = splits[slowest].local_s, min(split.local_s for split in splits.values())
     ratio = local_s / fastest_s if fastest_s > 0 else 1.0
-    text = f"rank {slowest}: {1e3 * local_s:,.1f} ms to the end of its first forward pass, {ratio:.2f} x the"
-    return ratio, f"{text} fastest with the same work"
+    text = f"rank {slowest}: {1e3 * local_s:,.1f} ms to the end of its first forward pass, {ratio:.2f} times"
+    return ratio, f"{text} that of the fastest rank with the same work"
 
 
 def _sharing(seen: Measurement, plan: Plan) -> Iterator[tuple[str, str]]:
-    """How a model that is divided lies on its ranks, and what that costs."""
+    """Yield how a divided model lies on its ranks, and what the division costs."""
     if plan.pipeline > 1:
         waits = f"ranks wait {plan.bubble:.1%} of forward and backward at best"
         measured = "" if seen.bubble is None else f", {seen.bubble:.1%} as measured"
@@ -162,7 +162,7 @@ def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
         used, total = fullest.device_in_use_bytes / GIB, fullest.device_total_bytes / GIB
         yield (
             "",
-            f"{gib(seen.reserved_bytes)} GiB reserved; {used:.2f} of {total:.2f} GiB in use on the card",
+            f"{gib(seen.reserved_bytes)} GiB reserved; {used:.2f} of {total:.2f} GiB in use on the GPU",
         )
         if seen.host_peak_bytes:  # 0: recorded before it was counted
             yield (
@@ -172,7 +172,7 @@ def _memory(seen: Measurement) -> Iterator[tuple[str, str]]:
 
 
 def _expected(trial: Trial, seen: Measurement | None) -> Iterator[tuple[str, str]]:
-    """What was estimated before the launch; against a measurement, how far that was off."""
+    """Yield the estimate made before the launch, and its error where there is a measurement."""
     said = trial.estimate
     if said is None:
         return
@@ -182,9 +182,9 @@ def _expected(trial: Trial, seen: Measurement | None) -> Iterator[tuple[str, str
     if seen is not None and seen.step_s > 0 and not trial.is_shared:
         step += f" ({signed(said.step_s / seen.step_s - 1)})"
     trials = "1 trial" if said.observations == 1 else f"{said.observations} trials"
-    yield "expected", f"{peak}, {step}, from formulas {f'and {trials}' if said.observations else 'alone'}"
+    yield "estimate", f"{peak}, {step}, from formulas {f'and {trials}' if said.observations else 'alone'}"
     if said.fit is not Fit.FITS:
         yield "", f"{_DOUBTS[said.fit]}: {said.why}"
 
 
-_DOUBTS = {Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "said to be too large"}
+_DOUBTS = {Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "cannot fit"}

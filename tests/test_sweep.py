@@ -91,7 +91,7 @@ def test_the_table_is_printed_ranked_with_the_best_command(four: tuple[CommandLi
     line, out = four
     best = max(rows(line), key=lambda row: float(row["tokens_per_s_per_gpu"]))
     assert rows(line)[0] == best
-    assert f"best is trial {int(best['number']):04d}: python sweep.py" in out
+    assert f"best configuration, trial {int(best['number']):04d}: python sweep.py" in out
     assert "mlflow ui --backend-store-uri sqlite:///" in out
     assert re.search(r"http://127\.0\.0\.1:5000/#/experiments/\d+/runs", out)
     overrides = (line.studies / "x" / "best" / "overrides.txt").read_text().split()

@@ -1,4 +1,4 @@
-"""Estimates against measurements: how far they were off, and whether the gate was right. Pure."""
+"""Compare estimates with measurements: their errors, and whether the gate decided right. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train_entry.contract import (
 FEW = 5  # plans among which the fastest should be expected
 LEARNED = 3  # trials after which estimates count as learned
 OUT_OF_MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
-SPEED = Goal(name="tokens_per_s_per_gpu")  # compared where estimates know nothing of the goal itself
+SPEED = Goal(name="tokens_per_s_per_gpu")  # compared where estimates do not cover the goal itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Pair:
 
     @property
     def step_error(self) -> float | None:
-        """None where the measured time is not the plan's own. Drift is the machine's, not the estimate's."""
+        """Return the step time's error, drift removed; None if the time is not the plan's own."""
         return None if self.shared else self.estimate.step_s / (self.seen.step_s * self.row.drift) - 1
 
 
@@ -63,25 +63,25 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """What became of plans that were refused, or launched in spite of doubts. By trial."""
+    """Trials whose plans the gate refused, or launched in spite of doubts."""
 
     refused: tuple[Trial, ...]  # not launched
     refuted: tuple[tuple[int, int], ...]  # refused, and the measured trial of the very same job
     ran_out: tuple[Trial, ...]  # launched
-    missed: tuple[Trial, ...]  # of those: their estimates said that they fit
+    missed: tuple[Trial, ...]  # ran out of memory though their estimates said that they fit
     borderline: tuple[Trial, ...]  # launched
-    too_large: tuple[Trial, ...]  # launched all the same, as their user asked
+    too_large: tuple[Trial, ...]  # launched because the user asked for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """Whether the estimates would have found the best."""
+    """How well the estimates alone would have found the best trial."""
 
-    goal: Goal  # by which
-    timed: int  # trials, of which the correlation is
-    correlation: float | None  # of ranks, by the goal; None: fewer than two, or all alike
-    fastest: int | None  # of the trials that were estimated, the winner
-    place: int | None  # where it was expected, from 1
+    goal: Goal  # that ranks trials
+    timed: int  # number of trials that the correlation covers
+    correlation: float | None  # of ranks by the goal; None: fewer than two, or all alike
+    fastest: int | None  # the best of the trials that were estimated
+    place: int | None  # its rank by the estimates, from 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,19 +92,19 @@ class Calibration:
 
     @property
     def on_host(self) -> bool:
-        """Whether memory is the resident set of processes, all that a run without GPU can say."""
+        """True if memory is the processes' resident set, the only measure without a GPU."""
         return any(pair.seen.memory_kind is MemoryKind.HOST_RSS for pair in self.pairs)
 
     @property
     def groups(self) -> dict[str, tuple[Pair, ...]]:
-        """By what an estimate had to go by."""
+        """Group pairs by what their estimates had learned from."""
         cold = tuple(pair for pair in self.pairs if pair.estimate.observations == 0)
         learned = tuple(pair for pair in self.pairs if pair.estimate.observations >= LEARNED)
         return {"all": self.pairs, "from formulas alone": cold, f"from {LEARNED} trials or more": learned}
 
 
 def calibrate(study: Study) -> Calibration:
-    """What the trials of a study tell of its estimates."""
+    """Compare every estimate of a study with its measurement."""
     pairs = tuple(_pairs(study))
     return Calibration(pairs=pairs, gate=_gate(study.trials), order=_order(study, pairs))
 
@@ -118,7 +118,7 @@ def step_errors(pairs: Iterable[Pair]) -> list[float]:
 
 
 def spread(errors: Sequence[float]) -> Spread | None:
-    """None of nothing."""
+    """Return the quantiles of errors; None if there are none."""
     if not errors:
         return None
     sizes = sorted(abs(error) for error in errors)
@@ -133,7 +133,7 @@ def spread(errors: Sequence[float]) -> Spread | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, on the line between the two nearest."""
+    """Return a quantile of sorted values, by linear interpolation."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -141,14 +141,14 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's. None where there is no order to compare."""
+    """Return Spearman's rank correlation; None where there is no order to compare."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
     return correlation(_ranks(first), _ranks(second))
 
 
 def off_line(study: Study) -> list[str]:
-    """One line on how far estimates were off; none where nothing was estimated and measured."""
+    """Return one line on the errors of estimates; none if no trial was both estimated and measured."""
     pairs = calibrate(study).pairs
     memory, step = spread(peak_errors(pairs)), spread(step_errors(pairs))
     if memory is None:
@@ -218,12 +218,12 @@ def _order(study: Study, pairs: Sequence[Pair]) -> Order:
 
 
 def _score(pair: Pair, goal: Goal) -> float | None:
-    """What was seen, larger is better; None where the measured time is not the plan's own."""
+    """Return the measured score, larger is better; None if the measured time is not the plan's own."""
     value = undrifted(goal, goal.value(pair.seen), pair.row.drift)
     return None if value is None or (pair.shared and goal.is_speed) else goal.score(value)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """From 1, the least first; equal values share the mean of their places."""
+    """Return ranks from 1, the smallest first; equal values share their mean rank."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from analysis.calibration.scatter import BAND, Point, svg
 
 PAGE = "calibration.html"
-# Told apart also by who sees few colours (Okabe and Ito 2008, without black), on white and on dark.
+# Colour-blind safe (Okabe and Ito 2008, without black), on white and on dark.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a900")
 OTHER = "#888888"
 
@@ -48,7 +48,7 @@ class Scatter:
 
 
 def page(*, title: str, scatters: Sequence[Scatter], grids: Sequence[Grid], lines: Sequence[str]) -> str:
-    """The whole file."""
+    """Return the whole file."""
     colours = _colours(scatters)
     plots = "\n".join(
         f"<div><h2>{_text(scatter.title)}</h2>\n{_plot(scatter, colours)}</div>" for scatter in scatters
@@ -73,7 +73,7 @@ def _plot(scatter: Scatter, colours: dict[str, str]) -> str:
 
 
 def _colours(scatters: Sequence[Scatter]) -> dict[str, str]:
-    """Of each series, in the order of their names; those beyond the palette are alike."""
+    """Return the colour of each series by name; series beyond the palette share one."""
     names = sorted({point.series for scatter in scatters for point in scatter.points})
     return {name: COLOURS[place] if place < len(COLOURS) else OTHER for place, name in enumerate(names)}
 

@@ -1,4 +1,4 @@
-"""A scatter plot of two like quantities as SVG text: equal logarithmic axes, and the diagonal. Pure."""
+"""Draw a scatter plot of two like quantities as SVG text: equal logarithmic axes and the diagonal. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """From the least to the largest value, in the logarithm."""
+    """A logarithmic axis from the smallest to the largest value."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class _Axis:
 
 
 def svg(points: Sequence[Point], unit: str, colours: Mapping[str, str]) -> str:
-    """Measured to the right, estimated upwards. Series have the colours that are named for them."""
+    """Draw the plot: measured values to the right, estimates upwards, one colour a series."""
     what, middle = html.escape(unit), (LEFT + SIZE - RIGHT) / 2
     axis = _axis([value for point in points for value in (point.x, point.y)])
     parts = [
@@ -60,14 +60,14 @@ def svg(points: Sequence[Point], unit: str, colours: Mapping[str, str]) -> str:
 
 
 def _axis(values: Sequence[float]) -> _Axis:
-    """A tenth wider than the values on each side, and never a single point."""
+    """Return the axis range: a tenth wider than the values on each side, and never a single point."""
     low, high = min(values), max(values)
     margin = max(1.1, (high / low) ** 0.05)
     return _Axis(low / margin, high * margin)
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between: 1, 2, 5 times powers of ten, or finer where the range is small."""
+    """Return round tick values: 1, 2, 5 times powers of ten, or finer where the range is small."""
     for multiples in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [m * 10.0**power for power in powers for m in multiples if low <= m * 10.0**power <= high]
@@ -92,7 +92,7 @@ def _grid(axis: _Axis) -> list[str]:
 
 
 def _diagonal(axis: _Axis) -> str:
-    """Where estimates are right, and a band around it."""
+    """Draw the diagonal, where estimates are right, and a band around it."""
     low, high = axis.low, axis.high
     corners = [
         *((low, low * (1 + BAND)), (high, high * (1 + BAND))),

@@ -54,7 +54,7 @@ _CELLS: Mapping[str, Callable[[Pair], Scalar]] = {
 
 
 def show_calibration(study: Study, stream: TextIO) -> None:
-    """Print trials, quantiles of the errors, and what became of the gate's decisions."""
+    """Print trials, quantiles of the errors, and whether the gate decided right."""
     calibration = calibrate(study)
     console = console_on(stream)
     for grid in (trials_grid(study, calibration), errors_grid(calibration)):
@@ -86,7 +86,7 @@ def write_page(study: Study) -> Path:
 
 
 def write_calibration_csv(study: Study, path: Path) -> None:
-    """One row a trial that was estimated and measured: raw numbers, errors as fractions."""
+    """Return a row for each trial that was estimated and measured: raw numbers, errors as fractions."""
     knobs = [knob for knob in study.knobs if knob not in _CELLS]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -99,14 +99,14 @@ def write_calibration_csv(study: Study, path: Path) -> None:
 
 
 def trials_grid(study: Study, calibration: Calibration) -> Grid:
-    """Trial by trial, in the order in which they were estimated."""
+    """Tabulate the trials in the order in which they were estimated."""
     knobs = knobs_that_differ(study)
     memory = "RSS" if calibration.on_host else "peak"
     has_origins = any(pair.row.origin is not Origin.SAMPLER for pair in calibration.pairs)
     headers: tuple[str, ...] = ("trial", *(["from"] if has_origins else []), "strategy")
     words = (*range(1, len(headers)),)
     headers += (*map(stacked, knobs), f"{memory} GiB\nestimated", "measured", "error")
-    headers += ("step ms\nestimated", "measured", "error", "learned\nfrom", "said to")
+    headers += ("step ms\nestimated", "measured", "error", "learned\nfrom", "verdict")
     rows = []
     for pair in calibration.pairs:
         row, said = pair.row, pair.estimate
@@ -132,20 +132,20 @@ def trials_grid(study: Study, calibration: Calibration) -> Grid:
     )
 
 
-_SAID = {Fit.FITS: "fit", Fit.BORDERLINE: "fit, perhaps", Fit.TOO_LARGE: "be too large"}
+_SAID = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
 
 
 def _trials_caption(calibration: Calibration) -> Iterator[str]:
-    yield "an error is estimated / measured - 1: above 0, the estimate was too high"
-    yield "learned from: finished trials that the estimate was corrected by; 0: from formulas alone"
+    yield "error: estimated / measured - 1; above 0, the estimate was too high"
+    yield "learned from: number of finished trials that corrected the estimate; 0: formulas alone"
     if calibration.on_host:
-        yield "memory is RSS, the resident set of the fullest rank's process: a run without GPU"
+        yield "RSS: resident memory of the fullest rank's process, as the study ran without a GPU"
     if any(pair.shared for pair in calibration.pairs):
-        yield "* another trial ran on the same node meanwhile: such times are not compared"
+        yield "*: another trial ran on the same node at the same time; such times are not compared"
 
 
 def errors_grid(calibration: Calibration) -> Grid:
-    """Quantiles of the errors of memory and of time, by what estimates had to go by."""
+    """Tabulate quantiles of the errors of memory and time, by what the estimates had learned from."""
     kinds = {"memory": peak_errors, "step time": step_errors}
     rows = []
     for kind, errors in kinds.items():
@@ -155,9 +155,8 @@ def errors_grid(calibration: Calibration) -> Grid:
                 figures = (f"{size:.1%}" for size in sizes)
                 rows.append((kind, group, str(found.count), *figures, signed(found.bias)))
     return Grid(
-        title="how far estimates were off",
-        caption="sizes of the errors: half of them are below the median, 90 of 100 below 90%; "
-        "bias is the median with its sign",
+        title="errors of the estimates",
+        caption="absolute errors by quantile; bias: median of the signed errors",
         headers=("", "estimated", "trials", "median", "90%", "95%", "largest", "bias"),
         rows=tuple(rows),
         left=(0, 1),
@@ -165,7 +164,7 @@ def errors_grid(calibration: Calibration) -> Grid:
 
 
 def lines(calibration: Calibration) -> Iterator[str]:
-    """Whether the estimates would have found the fastest, and whether the gate was right."""
+    """Say whether the estimates would have found the fastest trial, and whether the gate decided right."""
     if not calibration.pairs:
         yield "no trial has both an estimate and a measurement yet"
     yield from _order(calibration)
@@ -176,28 +175,28 @@ def _order(calibration: Calibration) -> Iterator[str]:
     order, pairs = calibration.order, len(calibration.pairs)
     if order.correlation is not None:
         of = f"of estimated and measured {goal_words(order.goal)}, over {order.timed} trials"
-        yield f"order: rank correlation {order.correlation:.2f} {of} (1: the very same order)"
+        yield f"order: rank correlation {order.correlation:.2f} {of} (1: the same order)"
     if order.fastest is not None and order.place is not None and pairs > 1:
         among = "among" if order.place <= FEW else "not among"
         few = f": {among} the first {FEW}" if pairs > FEW else ""
         word = "fastest" if order.goal.is_speed else "best"
-        yield f"{word}: trial {order.fastest:04d}, expected in place {order.place} of {pairs}{few}"
+        yield f"{word}: trial {order.fastest:04d}, place {order.place} of {pairs} by the estimates{few}"
 
 
 def _gate(gate: Gate) -> Iterator[str]:
     if gate.refused:
         doubtful = sum(trial.estimate.fit is Fit.BORDERLINE for trial in gate.refused if trial.estimate)
-        perhaps = f", {doubtful} of them borderline" if doubtful else ""
-        yield f"not launched: {_plans(len(gate.refused))} that cannot fit, estimated{perhaps}"
+        perhaps = f" ({doubtful} of them borderline)" if doubtful else ""
+        yield f"not launched: {_plans(len(gate.refused))} that cannot fit, by the estimate{perhaps}"
         known = ", ".join(f"{refused:04d} (measured as {seen:04d})" for refused, seen in gate.refuted)
-        yield f"wrongly not launched, as far as is known: {known or 'none'}"
+        yield f"refused but known to fit: {known or 'none'}"
     if gate.ran_out:
         missed = _numbers(gate.missed) or "none"
-        yield f"ran out of memory: trial {_numbers(gate.ran_out)}; although said to fit: {missed}"
+        yield f"ran out of memory: trial {_numbers(gate.ran_out)}; of these estimated to fit: {missed}"
     if gate.borderline:
         yield f"borderline, launched to learn: {_fates(gate.borderline)}"
     if gate.too_large:
-        yield f"said to be too large, launched all the same: {_fates(gate.too_large)}"
+        yield f"too large by the estimate, launched at the user's request: {_fates(gate.too_large)}"
 
 
 def _fates(trials: Sequence[Trial]) -> str:

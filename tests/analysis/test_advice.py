@@ -18,7 +18,7 @@ def advised(built: StudyBuilder, *, everything: bool = False) -> list[str]:
     """Lines below the table that advise."""
     stream = io.StringIO()
     show(load_study(built.directory), stream, everything=everything)
-    return [line for line in stream.getvalue().splitlines() if "next try" in line or "sweeps advise" in line]
+    return [line for line in stream.getvalue().splitlines() if ": try " in line or "sweeps advise" in line]
 
 
 def shown_alone(built: StudyBuilder, number: int) -> str:
@@ -32,8 +32,8 @@ def shown_alone(built: StudyBuilder, number: int) -> str:
 def test_the_table_says_what_to_try_after_a_trial_that_ran_out_of_memory(built: StudyBuilder) -> None:
     built.out_of_memory(4, "micro_batch=8", then="activation_checkpointing=full")
     assert advised(built) == [
-        "trial 0004 gpu_oom: next try activation_checkpointing=full: 3 GiB less",
-        f"what it costs, and the command: python -m sweeps advise {built.directory.path} TRIAL",
+        "trial 0004 (gpu_oom): try activation_checkpointing=full: 3 GiB less next",
+        f"its cost and its command: python -m sweeps advise {built.directory.path} TRIAL",
     ]
 
 
@@ -66,8 +66,8 @@ def test_a_trial_without_advice_adds_no_line(built: StudyBuilder) -> None:
 def test_a_single_trial_ends_with_its_advice_ready_to_paste(built: StudyBuilder) -> None:
     built.out_of_memory(1, "seed=0", then="micro_batch=4")
     lines = shown_alone(built, 1).splitlines()
-    assert "next try micro_batch=4: 3 GiB less" in lines
-    assert "that is: python sweep.py seed=0 micro_batch=4" in lines
+    assert "try next: micro_batch=4: 3 GiB less" in lines
+    assert "command: python sweep.py seed=0 micro_batch=4" in lines
 
 
 def test_a_single_rejected_trial_gives_its_reasons(built: StudyBuilder) -> None:

@@ -10,6 +10,8 @@ from train_entry.contract import Goal, Standing, State
 
 ONCE = " (each measured once, not confirmed)"
 
+FASTER = "the best configuration, trial 0003 (zero2), is 1.25 times as fast as"
+
 
 def said(built: StudyBuilder) -> list[str]:
     return headline(load_study(built.directory))
@@ -25,28 +27,26 @@ def test_what_was_measured_once_is_said_to_be_unconfirmed(built: StudyBuilder) -
     built.baseline(1, "ddp", 300.0)
     built.baseline(2, "zero1", 400.0)
     built.measured(3, tokens_per_s_per_gpu=500.0)
-    assert said(built) == [f"best against the best baseline: 1.25 times trial 0002 zero2{ONCE}"]
+    assert said(built) == [f"{FASTER} the best baseline, trial 0002 (zero2){ONCE}"]
 
 
 def test_a_search_that_found_nothing_better_says_so(built: StudyBuilder) -> None:
     built.baseline(1, "ddp", 300.0)
     built.measured(3, tokens_per_s_per_gpu=200.0)
-    assert said(built) == [
-        f"best against the best baseline: none is better than that baseline, trial 0001 zero2{ONCE}"
-    ]
+    assert said(built) == [f"no configuration beat the best baseline, trial 0001 (zero2){ONCE}"]
 
 
 def test_a_shorter_time_is_a_gain(built: StudyBuilder) -> None:
     built.seeks(Goal(name="time_to_tokens", tokens=1e9))
     built.baseline(1, "ddp", 400.0)
     built.measured(3, tokens_per_s=1000.0)
-    assert said(built) == [f"best against the best baseline: 1.25 times better than trial 0001 zero2{ONCE}"]
+    assert said(built) == [f"{FASTER} the best baseline, trial 0001 (zero2){ONCE}"]
 
 
 def test_a_gain_is_free_of_the_machines_drift(built: StudyBuilder) -> None:
     built.baseline(1, "ddp", 400.0, **measured_again({50.0: 0.8}))
     built.measured(3, tokens_per_s_per_gpu=400.0, trial={"closed_at": 60.0})
-    assert said(built)[0].startswith("best against the best baseline: 1.25 times trial 0001")
+    assert said(built)[0].startswith(f"{FASTER} the best baseline, trial 0001")
 
 
 def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
@@ -56,9 +56,10 @@ def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
     gains = {"baseline": 3, "gain": 1.234, "gain_low": 1.21, "gain_high": 1.25}
     built.confirmed((7, 41_230.0), standings=(standing,), noise=0.0031, **gains)
     assert said(built) == [
-        "best against the best baseline: 1.23 times trial 0003 zero2 (95%: 1.21 to 1.25)",
-        "confirmed: trial 0007 at 41,230 tokens/s/GPU (95%: 41,100 to 41,360; 3 repeats)",
-        "noise: one measurement in fresh processes varies by 0.31% (standard deviation)",
+        "the best configuration, trial 0007 (zero2), is 1.23 times as fast as the best baseline, "
+        "trial 0003 (zero2) (95% interval: 1.21 to 1.25)",
+        "confirmed: trial 0007 reaches 41,230 tokens/s/GPU (mean of 3 repeats; 95% interval: 41,100 to 41,360)",
+        "noise: runs of one configuration in fresh processes vary by 0.31% (std. deviation)",
     ]
 
 
@@ -67,14 +68,14 @@ def test_intervals_of_times_are_in_hours_and_in_order(built: StudyBuilder) -> No
     built.measured(7)
     standing = Standing(trial=7, value=7200.0, low=7300.0, high=7100.0, repeats=1)
     built.confirmed((7, 7200.0), standings=(standing,), goal="time_to_tokens")
-    assert said(built) == ["confirmed: trial 0007 at 2.00 h (95%: 1.97 h to 2.03 h; 1 repeat)"]
+    assert said(built) == ["confirmed: trial 0007 reaches 2.00 h (1 repeat; 95% interval: 1.97 h to 2.03 h)"]
 
 
 def test_trials_that_cannot_be_told_apart_are_named(built: StudyBuilder) -> None:
     for number in (4, 7, 9):
         built.measured(number)
     built.confirmed((4, 510.0), (7, 500.0), (9, 490.0), trial=7, tied=(4,))
-    line = "cannot be told apart from trial 0004: the one that needs less memory was preferred"
+    line = "tied with trial 0004 within the error of measurement: the one that needs less memory won"
     assert line in said(built)
 
 
@@ -82,7 +83,7 @@ def test_a_winner_that_leads_alone_is_tied_with_none(built: StudyBuilder) -> Non
     built.measured(4)
     built.measured(7)
     built.confirmed((7, 500.0), (4, 400.0))
-    assert not any("told apart" in line for line in said(built))
+    assert not any("tied with" in line for line in said(built))
 
 
 def test_a_trial_that_is_ahead_and_was_never_repeated_is_named(built: StudyBuilder) -> None:
@@ -90,7 +91,7 @@ def test_a_trial_that_is_ahead_and_was_never_repeated_is_named(built: StudyBuild
     built.measured(8, tokens_per_s_per_gpu=600.0)
     built.confirmed((7, 500.0))
     assert said(built)[-1] == (
-        "not confirmed: trial 0008 zero2, which was ahead of trial 0007, each measured once"
+        "not confirmed: trial 0008 (zero2) beat trial 0007 when each was measured once, but was not repeated"
     )
 
 
@@ -116,6 +117,6 @@ def test_scaling_is_against_the_single_gpu_baseline_of_fewest_ranks(built: Study
         built.measured(number, plan=plan, tokens_per_s_per_gpu=speed, trial={"is_single_gpu": True})
     built.measured(4, plan=a_plan(ranks=8), tokens_per_s_per_gpu=870.0)
     assert said(built) == [
-        "scaling efficiency: 87.0%, the tokens/s/GPU of trial 0004 on 8 ranks over those of "
-        "trial 0001 zero2 on 1 rank"
+        "scaling efficiency: 87.0% (tokens/s/GPU of trial 0004 on 8 ranks / "
+        "that of trial 0001 (zero2) on 1 rank)"
     ]

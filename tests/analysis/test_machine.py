@@ -45,8 +45,8 @@ def test_drift_that_lasts_says_since_when_and_how_it_was_seen(built: StudyBuilde
         built.measured(number, trial={"closed_at": closed_at})
     built.trial(14, State.RUNNING)
     assert said(built) == [
-        "drift: the machine was 3.1% slower from trial 0012 on, by trial 0001 measured again; "
-        "ranking corrected"
+        "drift: the machine was 3.1% slower from trial 0012 on (seen by repeating trial 0001); "
+        "the ranking is corrected"
     ]
 
 
@@ -54,10 +54,10 @@ def test_drift_that_passed_says_for_which_trials_and_in_what_range(built: StudyB
     built.measured(1, trial=measured_again({2.0: 0.99, 3.0: 1.02, 4.0: 1.0}))
     for number in (2, 3, 4):
         built.measured(number, trial={"closed_at": float(number)})
-    by = "by trial 0001 measured again; ranking corrected"
-    assert said(built) == [f"drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003, {by}"]
+    by = "(seen by repeating trial 0001); the ranking is corrected"
+    assert said(built) == [f"drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003 {by}"]
     built.measured(3, trial={"closed_at": 4.0})
-    assert said(built) == [f"drift: the machine was 1.0% slower for trial 0002, {by}"]
+    assert said(built) == [f"drift: the machine was 1.0% slower for trial 0002 {by}"]
 
 
 def test_cards_that_were_slowed_are_grouped_by_the_reason(built: StudyBuilder) -> None:
@@ -65,8 +65,8 @@ def test_cards_that_were_slowed_are_grouped_by_the_reason(built: StudyBuilder) -
     hot(built, 2, "sw_power_cap", clock_mhz=1600, temperature_c=69)
     hot(built, 3, "hw_thermal_slowdown", "sw_power_cap", state=State.SUSPECT, temperature_c=91)
     assert said(built) == [
-        "cards slowed by sw_power_cap: trial 0001, 0002; down to 1,600 of 1,980 MHz, up to 71 °C",
-        "cards slowed by hw_thermal_slowdown and sw_power_cap: trial 0003; down to 1,500 of 1,980 MHz, "
+        "GPUs slowed by sw_power_cap in trials 0001, 0002: down to 1,600 of 1,980 MHz, up to 71 °C",
+        "GPUs slowed by hw_thermal_slowdown and sw_power_cap in trial 0003: down to 1,500 of 1,980 MHz, "
         "up to 91 °C",
     ]
 
@@ -74,5 +74,5 @@ def test_cards_that_were_slowed_are_grouped_by_the_reason(built: StudyBuilder) -
 def test_a_long_list_of_trials_is_cut_unless_everything_is_asked_for(built: StudyBuilder) -> None:
     for number in range(10):
         hot(built, number, "sw_power_cap")
-    assert "0006, 0007 and 2 more; down to" in said(built)[0]
-    assert "0008, 0009; down to" in said(built, everything=True)[0]
+    assert "0006, 0007 and 2 more: down to" in said(built)[0]
+    assert "0008, 0009: down to" in said(built, everything=True)[0]

@@ -20,8 +20,8 @@ def below(built: StudyBuilder, *, everything: bool = False) -> list[str]:
 def test_plans_that_were_not_launched_are_told_with_what_they_need(built: StudyBuilder) -> None:
     built.refused(1)
     assert below(built) == [
-        "not launched: 1 plan that cannot fit, estimated",
-        "  GPU memory: trial 0001 zero2: needs 50.00 GiB (first_step) of 40.00 GiB, H100",
+        "not launched: 1 plan that cannot fit, by the estimate",
+        "  GPU memory: trial 0001 (zero2): needs 50.00 GiB (first_step) of 40.00 GiB, H100",
     ]
 
 
@@ -30,12 +30,12 @@ def test_dozens_of_them_are_grouped_and_those_that_nearly_fit_stand_for_all(buil
         built.refused(number, too_large(needed_gib=90 - number))
     built.refused(24, an_estimate(fit=Fit.TOO_LARGE, why="needs 200.00 GiB", host_bytes=200 * GIB))
     lines = below(built)
-    assert lines[0] == "not launched: 25 plans that cannot fit, estimated"
+    assert lines[0] == "not launched: 25 plans that cannot fit, by the estimate"
     shown = [line.split()[3] for line in lines[1:-2]]
     assert shown == ["0023", "0022", "0021"]  # 67, 68 and 69 GiB
     assert lines[-2:] == [
-        f"  GPU memory: {24 - MAX_REFUSED} more, which need more: --all",
-        "  host memory: trial 0024 zero2: needs 200.00 GiB",
+        f"  GPU memory: {24 - MAX_REFUSED} more that need even more: --all shows them",
+        "  host memory: trial 0024 (zero2): needs 200.00 GiB",
     ]
     assert len(below(built, everything=True)) == 1 + 25
 

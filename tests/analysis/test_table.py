@@ -108,14 +108,14 @@ def test_memory_of_a_trial_that_was_not_launched_is_marked_as_estimated(built: S
         ("measured", "3.00", "250"),
         ("infeasible estimated", "~45.0", ""),
     ]
-    assert "~ is estimated: the trial was not launched, as it cannot fit" in shown(built)
+    assert "~: estimated; the trial was not launched, because it cannot fit" in shown(built)
     assert [row["peak_bytes"] for row in csv_rows(built)] == [str(3 * 2**30), ""]
 
 
 def test_host_memory_is_not_called_peak_memory_of_a_gpu(built: StudyBuilder) -> None:
     built.measured(0, memory_kind=MemoryKind.HOST_RSS)
     assert cells(built)[0]["RSS GiB"] == "3.00"
-    assert "memory is host RSS" in shown(built)
+    assert "RSS: resident memory" in shown(built)
 
 
 def test_gpu_time_is_in_hours_once_a_trial_took_one(built: StudyBuilder) -> None:
@@ -128,7 +128,7 @@ def test_gpu_time_is_in_hours_once_a_trial_took_one(built: StudyBuilder) -> None
 def test_a_timing_taken_beside_another_trial_is_marked(built: StudyBuilder) -> None:
     built.measured(0, trial={"is_shared": True})
     assert cells(built)[0]["state"] == "measured*"
-    assert "* another trial ran on the same node meanwhile" in shown(built)
+    assert "*: another trial ran on the same node at the same time" in shown(built)
 
 
 def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: StudyBuilder) -> None:
@@ -140,7 +140,7 @@ def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: 
     assert "loss at 8,000 tokens" in text
     assert "trials: 2 measured, 1 rejected" in text
     assert "GPU-hours: 0.011 spent" in text
-    assert "± is the distance between the quartiles" in text
+    assert "±: interquartile range" in text
 
 
 def test_rejections_are_grouped_and_failures_told_one_by_one(built: StudyBuilder) -> None:
@@ -173,7 +173,8 @@ def test_the_command_of_the_best_trial_can_be_pasted(built: StudyBuilder) -> Non
     built.trial(0, State.QUEUED)
     assert "python sweep.py" not in shown(built)
     built.measured(1)
-    assert "best is trial 0001: python sweep.py strategy=zero2 micro_batch=4" in shown(built).splitlines()
+    command = "python sweep.py strategy=zero2 micro_batch=4"
+    assert f"best configuration, trial 0001: {command}" in shown(built).splitlines()
 
 
 def test_an_unreadable_trial_is_a_warning_below_the_table(built: StudyBuilder) -> None:

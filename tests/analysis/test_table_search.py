@@ -92,10 +92,10 @@ def test_the_pareto_front_of_several_goals_is_marked_and_listed(built: StudyBuil
     lines = shown(built)
     start = lines.index(f"Pareto front of time to {HOUR_OF_TOKENS:.0f} tokens, peak memory: 2 trials")
     assert lines[start + 1 : start + 3] == [
-        "  trial 0001 zero2 micro_batch=4: 1.00 h, 3.00 GiB",
-        "  trial 0002 zero2 micro_batch=4: 2.00 h, 2.00 GiB",
+        "  trial 0001 (zero2) micro_batch=4: 1.00 h, 3.00 GiB",
+        "  trial 0002 (zero2) micro_batch=4: 2.00 h, 2.00 GiB",
     ]
-    assert "Pareto: no other trial is at least as good by every goal and better by one" in "\n".join(lines)
+    assert "Pareto: no other trial is at least as good in every goal and better in one" in "\n".join(lines)
     assert [row["pareto"] for row in csv_rows(built)] == ["true", "true", "", ""]
 
 
@@ -133,8 +133,8 @@ def test_a_single_gpu_baseline_stands_behind_those_measured_and_cannot_win(built
         ("", "measured single-GPU baseline"),
     ]
     assert [row.style for row in drawn(built).rows] == ["bold green", "dim"]
-    assert "best is trial 0002: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
-    assert "a single-GPU baseline ran on other ranks, to see how plans scale: it cannot win" in "\n".join(
+    assert "best configuration, trial 0002: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
+    assert "single-GPU baseline: ran on fewer ranks to show how plans scale; it cannot win" in "\n".join(
         shown(built)
     )
 
@@ -187,7 +187,7 @@ def test_speeds_of_a_slower_machine_are_shown_corrected_and_marked(built: StudyB
         ("24000.0", "0.96"),  # as measured
         ("24690.0", "1.0"),
     ]
-    assert "^ speed and time are corrected for the machine's drift" in "\n".join(shown(built))
+    assert "^: speed and time are corrected for the machine's drift" in "\n".join(shown(built))
 
 
 # ---------------------------------------------------------------- the confirmed
@@ -200,32 +200,32 @@ def test_the_confirmed_winner_is_on_top_with_the_mean_of_its_repeats(built: Stud
     built.measured(3, tokens_per_s_per_gpu=505.0)
     built.confirmed((1, 503.0), (2, 498.0))
     assert cells(built, "trial") == ["0001", "0003", "0002"]
-    assert cells(built, "again") == ["503", "", "498"]
+    assert cells(built, "repeats") == ["503", "", "498"]
     assert [row.style for row in drawn(built).rows] == ["bold green", "", ""]
     assert [(row["repeats"], row["confirmed"]) for row in csv_rows(built)] == [
         ("2", "503.0"),
         ("", ""),
         ("2", "498.0"),
     ]
-    assert "best is trial 0001: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
+    assert "best configuration, trial 0001: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
 
 
 def test_repeats_are_in_the_unit_of_their_goals_column(built: StudyBuilder) -> None:
     built.seeks(TIME)
     built.measured(1)
     built.confirmed((1, 1800.0), goal=TIME.name)
-    assert cells(built, "again min") == ["30.0"]
+    assert cells(built, "repeats min") == ["30.0"]
     built.seeks(MEMORY)
     built.confirmed((1, 2.0 * GIB), goal=MEMORY.name)
-    assert cells(built, "again GiB") == ["2.00"]
+    assert cells(built, "repeats GiB") == ["2.00"]
 
 
 def test_a_narrow_terminal_does_not_explain_columns_it_has_not(built: StudyBuilder) -> None:
     built.baseline(1, "ddp", 500.0)
     built.confirmed((1, 503.0))
     wide, narrow = (str(drawn(built, narrow=is_narrow).caption) for is_narrow in (False, True))
-    assert "again is the mean of repeats" in wide
-    assert "again" not in narrow
+    assert "repeats: mean of the repeated runs" in wide
+    assert "repeats" not in narrow
     assert "origin of each trial: in table.csv" in narrow
 
 
@@ -238,5 +238,6 @@ def test_the_headline_stands_above_a_table_of_any_width(
     built.measured(2, tokens_per_s_per_gpu=500.0)
     assert shown(built)[:2] == [
         "study demo: tiny, by tokens_per_s_per_gpu",
-        "best against the best baseline: 1.25 times trial 0001 zero2 (each measured once, not confirmed)",
+        "the best configuration, trial 0002 (zero2), is 1.25 times as fast as the best baseline, "
+        "trial 0001 (zero2) (each measured once, not confirmed)",
     ]

@@ -38,7 +38,7 @@ def shown(**changes: Any) -> str:
 def test_memory_of_the_card_and_of_the_host_stand_apart() -> None:
     text = shown(host_peak_bytes=9 * 2**30)
     assert "peak memory     3.00 GiB allocated on rank 0" in text
-    assert "4.00 GiB reserved; 6.00 of 80.00 GiB in use on the card" in text
+    assert "4.00 GiB reserved; 6.00 of 80.00 GiB in use on the GPU" in text
     assert "host memory     9.00 GiB at most, all ranks of the fullest node" in text
 
 
@@ -102,8 +102,8 @@ def test_a_pipeline_is_taken_apart_stage_by_stage() -> None:
 def test_ranks_are_compared_with_those_of_their_stage() -> None:
     splits: list[StepSplit | None] = [split(0.010), split(0.012), split(0.050), split(0.045)]
     (line,) = [line for line in lines(splits, {}, pipeline=2) if "slowest" in line]
-    behind = "12.0 ms to the end of its first forward pass, 1.20 x the fastest with the same work"
-    assert line == f"  slowest rank  rank 1: {behind}"
+    behind = "1.20 times that of the fastest rank with the same work"
+    assert line == f"  slowest rank  rank 1: 12.0 ms to the end of its first forward pass, {behind}"
 
 
 # ---------------------------------------------------------------- what was expected of it
@@ -115,7 +115,7 @@ def expected(trial: Trial) -> list[str]:
     stream = io.StringIO()
     show_trial(trial, row, stream)
     text = stream.getvalue().splitlines()
-    places = [place for place, line in enumerate(text) if line.startswith("expected")]
+    places = [place for place, line in enumerate(text) if line.startswith("estimate")]
     return [line for place in places for line in text[place : place + 2]]
 
 
@@ -128,14 +128,14 @@ def measured_after(estimate: Estimate | None, **changes: Any) -> Trial:
 def test_what_was_expected_stands_below_what_was_measured_with_the_error() -> None:
     line, after = expected(measured_after(an_estimate(observations=4)))
     assert (
-        line == "expected        peak 3.30 GiB (+10.0%), step 300.0 ms (+20.0%), from formulas and 4 trials"
+        line == "estimate        peak 3.30 GiB (+10.0%), step 300.0 ms (+20.0%), from formulas and 4 trials"
     )
-    assert after.startswith("again: ")
+    assert after.startswith("run it again: ")
 
 
 def test_a_step_that_was_timed_beside_another_trial_is_not_compared() -> None:
     line, _ = expected(measured_after(an_estimate(), is_shared=True))
-    assert line == "expected        peak 3.30 GiB (+10.0%), step 300.0 ms, from formulas alone"
+    assert line == "estimate        peak 3.30 GiB (+10.0%), step 300.0 ms, from formulas alone"
 
 
 def test_a_plan_that_was_launched_in_spite_of_doubts_says_so() -> None:
@@ -147,8 +147,8 @@ def test_a_plan_that_was_launched_in_spite_of_doubts_says_so() -> None:
 
 def test_a_trial_that_was_not_launched_shows_its_estimate() -> None:
     line, doubt = expected(a_refused_trial(1))
-    assert line == "expected        peak 45.00 GiB, step 300.0 ms, from formulas alone"
-    assert doubt.strip().startswith("said to be too large: needs 50.00 GiB")
+    assert line == "estimate        peak 45.00 GiB, step 300.0 ms, from formulas alone"
+    assert doubt.strip().startswith("cannot fit: needs 50.00 GiB")
 
 
 def test_a_trial_without_an_estimate_expects_nothing() -> None:
@@ -171,8 +171,8 @@ def alone(row_changes: dict[str, Any] | None = None, **seen: Any) -> str:
 
 def test_an_early_end_of_timing_says_why_and_what_it_spared() -> None:
     text = alone(ended=TimingEnd.PRECISE, spared_steps=12, relative_error=0.0042)
-    assert "over 10 steps, known to 0.42%; as exactly as asked, 12 steps spared" in text
-    assert "slower than the best for certain, 9 steps spared" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
+    assert "over 10 steps, known to 0.42%; as precise as asked, 12 steps spared" in text
+    assert "certainly slower than the best, 9 steps spared" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
     assert "quartiles 2.0% apart, over 10 steps\n" in alone()
 
 
@@ -181,7 +181,7 @@ def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
         throttled=("sw_power_cap",), clock_mhz=1410, max_clock_mhz=1980, temperature_c=87, power_w=640.4
     )
     text = alone({"cards": cards})
-    assert "cards           1,410 of 1,980 MHz, the slowest; up to 87 °C; 640 W in the mean" in text
+    assert "GPUs            1,410 of 1,980 MHz, the slowest; up to 87 °C; 640 W on average" in text
     assert "; slowed by sw_power_cap" in text
     assert "cards" not in alone()
 

@@ -44,12 +44,12 @@ def line(report: list[str], *start: str) -> list[str]:
 
 def test_a_row_compares_memory_and_time_of_a_trial(report: list[str]) -> None:
     memory, step = ["3.30", "3.00", "+10.0%"], ["300", "250", "+20.0%"]
-    assert line(report, "0004") == ["0004", "zero2", "4", *memory, *step, "4", "fit"]
+    assert line(report, "0004") == ["0004", "zero2", "4", *memory, *step, "4", "fits"]
 
 
 def test_a_time_taken_beside_another_trial_is_marked_and_not_compared(report: list[str]) -> None:
-    assert line(report, "0009")[6:] == ["300", "250*", "0", "be", "too", "large"]
-    assert any(text.startswith("* another trial ran on the same node meanwhile") for text in report)
+    assert line(report, "0009")[6:] == ["300", "250*", "0", "too", "large"]
+    assert any(text.startswith("*: another trial ran on the same node at the same time") for text in report)
 
 
 def test_errors_are_summed_up_by_what_estimates_had_to_go_by(report: list[str]) -> None:
@@ -61,15 +61,15 @@ def test_errors_are_summed_up_by_what_estimates_had_to_go_by(report: list[str]) 
 
 def test_the_lines_below_judge_the_order_and_the_gate(report: list[str]) -> None:
     # Of seven: said 100 to 95 and 10,000, seen 50 to 55 and 1: the exact opposite.
-    of = "of estimated and measured tokens/s/GPU, over 7 trials (1: the very same order)"
+    of = "of estimated and measured tokens/s/GPU, over 7 trials (1: the same order)"
     assert report[-8:-1] == [
         f"order: rank correlation -1.00 {of}",
-        "fastest: trial 0005, expected in place 8 of 8: not among the first 5",
-        "not launched: 2 plans that cannot fit, estimated, 1 of them borderline",
-        "wrongly not launched, as far as is known: 0008 (measured as 0009)",
-        "ran out of memory: trial 0007; although said to fit: 0007",
+        "fastest: trial 0005, place 8 of 8 by the estimates: not among the first 5",
+        "not launched: 2 plans that cannot fit, by the estimate (1 of them borderline)",
+        "refused but known to fit: 0008 (measured as 0009)",
+        "ran out of memory: trial 0007; of these estimated to fit: 0007",
         "borderline, launched to learn: fitted: 0006",
-        "said to be too large, launched all the same: fitted: 0009",
+        "too large by the estimate, launched at the user's request: fitted: 0009",
     ]
 
 
@@ -80,7 +80,7 @@ def test_memory_of_a_run_without_gpu_is_called_resident(
     main(["calibration", str(built.directory.path)])
     text = capsys.readouterr().out
     assert "RSS GiB" in text
-    assert "memory is RSS, the resident set of the fullest rank's process: a run without GPU" in text
+    assert "RSS: resident memory of the fullest rank's process, as the study ran without a GPU" in text
     assert "resident memory, GiB" in (built.directory.path / "calibration.html").read_text()
 
 
