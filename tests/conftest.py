@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; read when torch is loaded, later
+
 # A trial is then little more than its start-up.
 QUICK = (
     "model.layers=1",

@@ -168,7 +168,7 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirm
     values = [repeat.outcome.tokens_per_s_per_gpu for repeat in best.repeats]  # type: ignore[union-attr]
     (standing,) = winner.standings
     assert min(values) <= standing.value <= max(values)
-    assert f"confirmed: trial {best.number:04d} at" in done.stdout
+    assert f"confirmed: trial {best.number:04d} reaches" in done.stdout
 
 
 def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
@@ -249,4 +249,4 @@ def test_a_trial_over_its_time_limit_is_ended_and_no_feasible_trial_is_status_3(
     (trial,) = trials(command_line)
     assert isinstance(trial.outcome, Failure)
     assert trial.outcome.kind is FailureKind.TIMED_OUT
-    assert "was still at work after" in trial.outcome.message
+    assert "was still running after" in trial.outcome.message

@@ -1,1 +1,1 @@
-"""What is tried next: the baselines, the prior, the sampler; and how sure the winner is. Pure."""
+"""Propose the next trial (baselines, prior, sampler) and decide how sure the winner is."""

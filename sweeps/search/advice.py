@@ -1,4 +1,4 @@
-"""Puts remedies to a study's planner."""
+"""Find remedies with a study's planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
 
 
 def plan_of(plan: PlanPoint, values: Mapping[str, Scalar]) -> PlanOf:
-    """The legal plan of these knob values, with changes."""
+    """Return a function that plans these knob values with changes."""
 
     def changed(before: Changes, more: Changes) -> ChangedPlan | None:
         candidates = (_candidate(plan, values, changes) for changes in _spellings(before, more))
@@ -29,7 +29,10 @@ def plan_of(plan: PlanPoint, values: Mapping[str, Scalar]) -> PlanOf:
 def advice_for(
     trial: Trial, spec: TrialSpec, plan: PlanPoint, expect: Expect, trials: Iterable[Trial]
 ) -> Advice | None:
-    """What to try after a trial, launched as specified, that ran out of memory; None for any other."""
+    """Return what to try after a trial that ran out of memory; None for any other trial.
+
+    `spec` is what the trial was launched with.
+    """
     grounds = Grounds(
         device=spec.device,
         model=spec.model,
@@ -42,7 +45,7 @@ def advice_for(
 
 @functools.cache
 def knobs_of(strategy: str) -> Changes:
-    """What a preset of conf/strategy sets."""
+    """Return the knobs that a preset of conf/strategy sets."""
     text = (CONF / "strategy" / f"{strategy}.yaml").read_text(encoding="utf-8")
     return dict(flatten(yaml.safe_load(text)))
 
@@ -60,7 +63,10 @@ def _candidate(plan: PlanPoint, values: Mapping[str, Scalar], changes: Changes) 
 
 
 def _spellings(before: Changes, more: Changes) -> Iterator[Changes]:
-    """A preset by its name; else by its knobs, where the configuration sets some itself, which then win."""
+    """Yield the changes with a preset by its name, then with the knobs of that preset.
+
+    Knobs that the configuration sets itself override a preset, but not the changes.
+    """
     yield {**before, **more}
     if "strategy" in more:
         others = {key: value for key, value in more.items() if key != "strategy"}

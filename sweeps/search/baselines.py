@@ -1,8 +1,9 @@
-"""The baselines: what one tries by hand, in the order in which one tries it. Pure.
+"""The baselines: the configurations that one tries by hand, in the order in which one tries them. Pure.
 
-Strategies from the plainest to the thriftiest, each beginning with the micro-batch that the one before found
-best, doubled until that stops helping or fitting; then one plan that divides the model, by the rule of thumb.
-Baselines are points of the space: knobs that it varies and the baselines does not are at their defaults.
+Strategies go from the plainest to the one that needs least memory. Each begins with the micro-batch that was
+best before, and doubles it until that no longer helps or fits. Then comes one plan that divides the model, as
+little as it takes to fit. Baselines are points of the space: a knob that the space varies and the baselines
+do not is at its default.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sweeps.search.improvement import Predictor
 from sweeps.space.dimensions import Choices, Dimension, IsActive, Point, SearchSpace, powers_of_two
 from train_entry.contract import Engine, Offload, Plan, Ranking, Scalar, State, Trial
 
-HELPS = 1.005  # a doubled micro-batch that gains less than this does not help
+HELPS = 1.005  # a doubled micro-batch that gains less than this factor does not help
 MOST_COMBINATIONS = 500
 _OFFLOADED = (Offload.NONE, Offload.CPU, Offload.NVME)
 
-Default = Callable[[str, Mapping[str, Scalar]], Scalar]  # a knob's value beside others, where nobody sets it
+Default = Callable[[str, Mapping[str, Scalar]], Scalar]  # a knob's default, given the values of others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
     """A configuration that one would try by hand."""
 
-    name: str  # of its strategy
+    name: str  # the name of its strategy
     candidate: Candidate
 
     @property
@@ -40,10 +41,10 @@ class Baseline:
 
 
 class NoBaseline(Enum):
-    """Why there is no baseline to try."""
+    """The reason why there is no baseline to try."""
 
-    YET = "yet"  # a running trial decides
-    LEFT = "left"  # all that may be the best were tried
+    YET = "yet"  # a running trial decides what is next
+    LEFT = "left"  # all baselines that may be the best were tried
 
 
 Tried = Mapping[str, Trial]  # trials by the fingerprints of their plans
@@ -51,15 +52,15 @@ Tried = Mapping[str, Trial]  # trials by the fingerprints of their plans
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baselines:
-    """Baselines in the order in which one tries them: strategy by strategy, micro-batches ascending."""
+    """The baselines in the order in which they are tried: by strategy, micro-batches ascending."""
 
     by_strategy: tuple[tuple[Baseline, ...], ...]
     hybrids: tuple[Baseline, ...] = ()  # plans that divide the model, the least divided first
 
     def next(self, tried: Tried, predictor: Predictor, ranking: Ranking) -> Baseline | NoBaseline:
-        """The next baseline to try.
+        """Return the next baseline to try.
 
-        Leaves out one that cannot be the best even if its estimate is off by twice its error.
+        A baseline that cannot be the best even if its estimate is off by twice its error is left out.
         """
         best: float | None = None
         start = 1
@@ -75,13 +76,16 @@ class Baselines:
         return self._hybrid(tried, predictor, best)
 
     def _likely(self, predictor: Predictor) -> float | None:
-        """The value that the best of all baselines is expected to reach: the bar until one is measured."""
+        """Return the value expected of the best baseline. Until one is measured, it is the value to beat."""
         fitting = (one for series in self.by_strategy for one in series if predictor.fits(one.plan))
         values = [value for one in fitting if (value := predictor.expected(one.plan)) is not None]
         return max(values, key=predictor.score, default=None)
 
     def _hybrid(self, tried: Tried, predictor: Predictor, best: float | None) -> Baseline | NoBaseline:
-        """Tensor until a layer fits, pipeline until the model does, data for the rest: what divides least."""
+        """Return the plan that divides the model least and fits: lowest tensor, then lowest pipeline degree.
+
+        Of these, the one that is expected to be fastest. Only one such plan is tried.
+        """
         known = [tried[print_] for one in self.hybrids if (print_ := one.candidate.fingerprint) in tried]
         if known:
             is_open = any(not trial.state.is_closed for trial in known)
@@ -95,7 +99,11 @@ class Baselines:
 
 
 def _first(series: Sequence[Baseline], start: int, tried: Tried, predictor: Predictor) -> int:
-    """The place to begin at: the fastest expected; of equals where the strategy before was best."""
+    """Return the index of the micro-batch to begin with.
+
+    It is the one that was begun with, else the one that is expected to be fastest. Of equally fast ones it is
+    the first that is no smaller than `start`, the best micro-batch of the strategies before.
+    """
     begun = (index for index, one in enumerate(series) if one.candidate.fingerprint in tried)
     if (first := next(begun, None)) is not None:
         return first
@@ -106,7 +114,7 @@ def _first(series: Sequence[Baseline], start: int, tried: Tried, predictor: Pred
 
 
 def _next_of_series(series: Sequence[Baseline], tried: Tried, ranking: Ranking) -> Baseline | NoBaseline:
-    """The micro-batch to try next; none is left where a larger one neither fits nor helps."""
+    """Return the micro-batch to try next; none is left once a larger one does not fit or help."""
     before: float | None = None
     for one in series:
         trial = tried.get(one.candidate.fingerprint)
@@ -126,7 +134,10 @@ def _next_of_series(series: Sequence[Baseline], tried: Tried, ranking: Ranking) 
 def _so_far(
     series: Sequence[Baseline], tried: Tried, ranking: Ranking, best: float | None, start: int
 ) -> tuple[float | None, int]:
-    """The best value up to and including a strategy, and its micro-batch, at which the next one begins."""
+    """Return the best value up to and including this strategy, and its micro-batch.
+
+    The next strategy begins with that micro-batch.
+    """
     goal = ranking.goal
     for one in series:
         trial = tried.get(one.candidate.fingerprint)
@@ -137,7 +148,7 @@ def _so_far(
 
 
 def _expected_score(baseline: Baseline, predictor: Predictor) -> float:
-    """Larger is better; of what does not fit, or where nothing is known, without bound the worst."""
+    """Return the expected score, larger is better; -inf where the plan does not fit or nothing is known."""
     value = predictor.expected(baseline.plan) if predictor.fits(baseline.plan) else None
     return -math.inf if value is None else predictor.score(value)
 
@@ -146,11 +157,11 @@ def _degrees(plan: Plan) -> tuple[int, int]:
     return plan.tensor, plan.pipeline
 
 
-# ---------------------------------------------------------------------- building it
+# ---------------------------------------------------------------------- building the baselines
 
 
 def make_baselines(space: SearchSpace, plan: PlanPoint, is_active: IsActive, default: Default) -> Baselines:
-    """The baselines of a space."""
+    """Return the baselines of a space."""
     found = _baselines(_combinations(space, is_active, default), plan)
     whole = [one for one in found if _degrees(one.plan) == (1, 1)]
     divided = [one for one in found if _degrees(one.plan) != (1, 1)]
@@ -164,14 +175,14 @@ def make_baselines(space: SearchSpace, plan: PlanPoint, is_active: IsActive, def
 def single_gpu_baselines(
     space: SearchSpace, plan: PlanPoint, is_active: IsActive, default: Default
 ) -> tuple[Baseline, ...]:
-    """Plans for one GPU alone, the plainest first: what the efficiency of scaling is measured by."""
+    """Return the plans for a single GPU, the plainest first. They measure the efficiency of scaling."""
     alone = ({**point, "ranks": 1} for point in _combinations(space, is_active, default))
     baselines = [baseline for baseline in _baselines(alone, plan) if baseline.candidate.plan.ranks == 1]
     return tuple(sorted(baselines, key=_thrift))
 
 
 def _baselines(points: Iterator[Point], plan: PlanPoint) -> list[Baseline]:
-    """One baseline for each strategy and micro-batch."""
+    """Return one baseline for each strategy and micro-batch."""
     found: dict[tuple[str, int], Baseline] = {}
     for point in points:
         if (candidate := candidate_of(plan, point)) is not None:
@@ -181,14 +192,14 @@ def _baselines(points: Iterator[Point], plan: PlanPoint) -> list[Baseline]:
 
 
 def _thrift(baseline: Baseline) -> tuple[int, bool, int, str, int]:
-    """How little memory a strategy is content with, then the micro-batch."""
+    """Sort key: strategies from the plainest to the one that needs least memory, then the micro-batch."""
     plan = baseline.candidate.plan
     offloaded = max(map(_OFFLOADED.index, plan.offload.devices), default=0)
     return offloaded, plan.engine is not Engine.DDP, plan.zero.stage, baseline.name, plan.micro_batch
 
 
 def _combinations(space: SearchSpace, is_active: IsActive, default: Default) -> Iterator[Point]:
-    """Points of the space: all values of the knobs that one changes by hand, the defaults of the others."""
+    """Yield points with all values of the knobs that one changes by hand, and defaults for the others."""
     varied = [dimension for dimension in space.dimensions if is_marked(dimension.key, Mark.BY_HAND)]
     values = [_values(dimension) for dimension in varied]
     for chosen in itertools.islice(itertools.product(*values), MOST_COMBINATIONS):

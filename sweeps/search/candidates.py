@@ -1,4 +1,4 @@
-"""The legal plans of a space, listed as far as that can be done, each plan once. Pure."""
+"""List the legal plans of a space as far as possible, each plan once. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sweeps.plan.resolve import Planned, Rejection
 from sweeps.space.dimensions import IsActive, Point, SearchSpace
 from train_entry.contract import Plan, Scalar
 
-MOST = 2000  # points that are planned: milliseconds each
+MOST = 2000  # points that are planned at most: milliseconds each
 PlanPoint = Callable[[Mapping[str, Scalar]], Planned]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A point and the legal plan that it makes."""
+    """A point, and the legal plan that it makes."""
 
     point: Point
     planned: Planned
@@ -26,7 +26,7 @@ class Candidate:
 
 
 def candidate_of(plan: PlanPoint, point: Point) -> Candidate | None:
-    """None: it makes no legal plan."""
+    """Return the point with its plan; None if it makes no legal plan."""
     planned = plan(point)
     if isinstance(planned.plan, Rejection) or planned.fingerprint is None:
         return None
@@ -34,7 +34,7 @@ def candidate_of(plan: PlanPoint, point: Point) -> Candidate | None:
 
 
 class Candidates:
-    """Grows while jobs run, so that no slot waits for it."""
+    """The candidates of a space. The list grows while jobs run, so that no slot waits for it."""
 
     def __init__(self, space: SearchSpace, plan: PlanPoint, is_active: IsActive, seed: int) -> None:
         self._plan = plan
@@ -53,7 +53,7 @@ class Candidates:
         return iter(self._found.values())
 
     def grow(self, most: int) -> None:
-        """Plan up to so many further points."""
+        """Plan up to `most` further points."""
         points = list(itertools.islice(self._points, most))
         self.is_complete = len(points) < most
         for point in points:

@@ -1,12 +1,12 @@
-"""The confirmation: the best trials are measured again, round by round, and the winner is named. Pure.
+"""Confirm the best trials: measure them again, round by round, and name the winner. Pure.
 
-Of many noisy values the largest is too large. So the winner and its interval come from repeats alone: each
-round measures every trial that is still in question once, in a fresh process, alone on the machine. Trials
-are compared within a round, so what a round has in common (a warmer machine) does not count.
+The largest of many noisy values is too large. So the winner and its interval come from repeats alone: each
+round measures every trial that may still win once, in a fresh process, alone on the machine. Trials are
+compared within a round, so an effect that a whole round shares (a warmer machine) cancels.
 
 The first measurements often help to tell how much repeats scatter. So an interval is the narrower of two, one
-with the first measurements and one without, each allowed half the error. The first ones were chosen for being
-large; that only makes them scatter more, as does whatever has changed since then.
+with the first measurements and one without, each at half of the permitted error. First measurements were
+selected for being large, and the machine may have changed since; both only make them scatter more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sweeps.config.schema import ConfirmConfig
 from sweeps.search.students_t import quantile
 from train_entry.contract import Attempt, Goal, Measurement, Purpose, Ranking, Standing, State, Trial, Winner
 
-LEAST_NOISE = 1e-4  # of a repeat: two that happen to agree do not make the interval vanish
+LEAST_NOISE = 1e-4  # of one repeat: the interval does not vanish where two repeats happen to agree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Logarithms of the goal's gain, a row for each trial, a column for each round that all of them took."""
+    """Logarithms of the goal's gain: one row per trial, one column per round that all of them took."""
 
     trials: tuple[Trial, ...]
     rows: tuple[tuple[float, ...], ...]
-    firsts: tuple[float, ...]  # of each trial, its first measurement
+    firsts: tuple[float, ...]  # the first measurement of each trial
 
     @property
     def count(self) -> int:
@@ -41,11 +41,11 @@ class Rounds:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one repeat, without what its round has in common."""
+        """Standard deviation of one repeat, without the effect that its round shares."""
         return _noise_of(self.rows)
 
     def reach(self, tail: float) -> float:
-        """Half-width of a mean's interval that leaves out the truth so often on either side."""
+        """Half-width of a mean's interval that misses the truth with probability `tail` on either side."""
         with_firsts = [(first, *row) for first, row in zip(self.firsts, self.rows, strict=True)]
         tables = (self.rows, with_firsts) if self.count > 1 else (with_firsts,)
         widths = [quantile(1 - tail / len(tables), _freedom(rows)) * _noise_of(rows) for rows in tables]
@@ -53,12 +53,12 @@ class Rounds:
 
 
 def _freedom(rows: Sequence[Sequence[float]]) -> int:
-    """Degrees of freedom of the noise: two-way analysis of variance without repetition."""
+    """Degrees of freedom of the noise: two-way analysis of variance without replication."""
     return (max(2, len(rows)) - 1) * (len(rows[0]) - 1)
 
 
 def _noise_of(rows: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of one value, without what its trial and its round have in common."""
+    """Standard deviation of one value, without the effects of its trial and of its round."""
     if not rows or len(rows[0]) < 2:
         return math.nan
     rounds = [fmean(column) if len(rows) > 1 else 0.0 for column in zip(*rows, strict=True)]
@@ -70,7 +70,10 @@ def _noise_of(rows: Sequence[Sequence[float]]) -> float:
 
 
 def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> list[Trial]:
-    """Trials close to the best, and the best baseline; none where a confirmation says nothing new."""
+    """Return the trials close to the best, and the best baseline.
+
+    There are none where confirmation is off, or where the goal is not a speed.
+    """
     if config.best == 0 or not goal.is_speed:
         return []
     ranking = Ranking(trials, goal)
@@ -78,7 +81,7 @@ def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> li
     if not ranked:
         return []
     first, leader = ranked[0]
-    near = 1 - max(config.within, 2 * _noise(leader))  # on a noisy machine the next may as well be better
+    near = 1 - max(config.within, 2 * _noise(leader))  # on a noisy machine the runner-up may be better
     chosen = [trial for value, trial in ranked[: config.best] if goal.gain(value, first) >= near]
     baseline = ranking.best_baseline
     if baseline is not None and baseline.number not in {trial.number for trial in chosen}:
@@ -87,7 +90,7 @@ def to_confirm(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> li
 
 
 def next_repeat(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> tuple[Trial, int] | None:
-    """The trial to measure again and the round it belongs to; None: the confirmation is over."""
+    """Return the trial to measure again and the round it belongs to; None: the confirmation is over."""
     known = list(trials)
     ranking = Ranking(known, goal)
     chosen = _sound(to_confirm(known, goal, config))
@@ -101,7 +104,7 @@ def next_repeat(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> t
 
 
 def _noise(trial: Trial) -> float:
-    """Of its own measurement, as a share; 0 where it does not say."""
+    """Return the relative error of the trial's own measurement; 0 where it states none."""
     seen = trial.outcome
     return (seen.relative_error or 0.0) if isinstance(seen, Measurement) else 0.0
 
@@ -109,9 +112,9 @@ def _noise(trial: Trial) -> float:
 def _in_question(
     chosen: Sequence[Trial], ranking: Ranking, config: ConfirmConfig, rounds: int
 ) -> list[Trial]:
-    """Trials that may still be the best after so many rounds; none where that is known.
+    """Return the trials that may still be the best after so many rounds; none where the best is known.
 
-    Whoever is alone goes on while its value is known less exactly than to `within`.
+    A trial that is the only one goes on until its value is known as exactly as `within`.
     """
     table = rounds_of(chosen, ranking, rounds)
     if table.count < rounds:
@@ -122,7 +125,7 @@ def _in_question(
 
 
 def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winner | None:
-    """Who has won, and by how much; None: too few repeats to say."""
+    """Return the winner and by how much it won; None: there are too few repeats to tell."""
     ranking = Ranking(trials, goal)
     chosen = _sound(to_confirm(ranking.trials, goal, config))
     taken = [len(_values(trial, goal)) for trial in chosen]
@@ -152,7 +155,7 @@ def conclude(trials: Iterable[Trial], goal: Goal, config: ConfirmConfig) -> Winn
 
 
 def rounds_of(chosen: Sequence[Trial], ranking: Ranking, rounds: int) -> Rounds:
-    """The table of the first rounds; empty where a trial has not taken them all."""
+    """Return the table of the first `rounds` rounds; empty where a trial has not taken all of them."""
     goal = ranking.goal
     values = [_values(trial, goal)[:rounds] for trial in chosen]
     if not values or any(len(row) < rounds for row in values):
@@ -165,7 +168,10 @@ def rounds_of(chosen: Sequence[Trial], ranking: Ranking, rounds: int) -> Rounds:
 
 
 def _tied(table: Rounds, config: ConfirmConfig) -> list[Trial]:
-    """Those that cannot be told apart from the best; each comparison at a share of the error allowed."""
+    """Return the trials that cannot be told apart from the best.
+
+    Each comparison gets an equal share of the permitted error.
+    """
     comparisons = max(1, len(table.rows) - 1) * max(1, config.rounds - 1)
     reach = _reach(table, config, comparisons) * math.sqrt(2)
     best = max(table.means)
@@ -188,14 +194,14 @@ def _standing(trial: Trial, goal: Goal, table: Rounds, config: ConfirmConfig) ->
 
 
 def _back(goal: Goal, logarithm: float) -> float:
-    """The value of which this is the logarithm of the gain over one."""
+    """Return the goal's value whose gain over 1 has this logarithm."""
     return math.exp(logarithm if goal.is_maximized else -logarithm)
 
 
 def _gain(
     winner: Trial, baseline: Trial | None, goal: Goal, table: Rounds, config: ConfirmConfig
 ) -> tuple[float | None, float | None, float | None]:
-    """The winner's value over the best baseline's, with its interval; None where they share no round."""
+    """Return the winner's gain over the best baseline and its interval; None where they share no round."""
     numbers = [trial.number for trial in table.trials]
     if baseline is None or baseline.number not in numbers or winner.number not in numbers:
         return None, None, None
@@ -207,7 +213,7 @@ def _gain(
 
 
 def _sound(chosen: Sequence[Trial]) -> list[Trial]:
-    """Without those of which a repeat failed: a plan that runs only sometimes is no winner."""
+    """Leave out trials with a failed repeat: a plan that runs only sometimes cannot win."""
     return [
         trial
         for trial in chosen
@@ -228,7 +234,7 @@ def _of_round(trial: Trial, number: int) -> Attempt | None:
 
 
 def _values(trial: Trial, goal: Goal) -> list[float]:
-    """Of the trial's repeats, in the order of their rounds."""
+    """Return the goal's values of the trial's repeats, in the order of their rounds."""
     repeats = sorted(_repeats(trial), key=lambda repeat: repeat.round)
     found = [goal.value(repeat.outcome) for repeat in repeats if isinstance(repeat.outcome, Measurement)]
     return [value for value in found if value is not None and value > 0]

@@ -1,7 +1,8 @@
-"""What a failure says of plans that need no less: they would fail alike. Pure.
+"""Refuse plans that need at least as much memory or time as a plan that ran out of it. Pure.
 
-By the model's estimates as they are now, and only among plans whose memory follows the same rules, where the
-order of estimates is surer than their size. One plan that needed more and ran all the same speaks against it.
+Needs are those of the current estimates. They are compared only among plans whose memory follows the same
+rules, where the order of estimates is more certain than their size. A plan that needed as much and ran
+refutes the objection.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sweeps.estimate.memory.classes import class_of
 from train_entry.contract import Estimate, Failure, FailureKind, Measurement, Plan, Trial
 
 Need = Callable[[Estimate], float]
-# What there was too little of, by how a trial failed.
+# The resource that was too small, by the kind of failure: how to read the need for it, and its name.
 NEEDS: dict[FailureKind, tuple[Need, str]] = {
     FailureKind.GPU_OOM: (lambda found: found.needed_bytes, "memory"),
     FailureKind.HOST_OOM: (lambda found: found.host_bytes, "host memory"),
@@ -23,14 +24,14 @@ NEEDS: dict[FailureKind, tuple[Need, str]] = {
 
 @dataclass(kw_only=True)
 class Dominance:
-    """Plans that failed for want of something, and plans that ran."""
+    """Plans that failed for lack of a resource, and plans that ran."""
 
     estimate: Callable[[Plan], Estimate]
     _failed: list[tuple[Trial, FailureKind]] = field(default_factory=list)
     _ran: list[Plan] = field(default_factory=list)
 
     def learn(self, trial: Trial) -> None:
-        """From a trial that was launched and has ended."""
+        """Learn from a trial that was launched and has ended."""
         if trial.plan is None or not trial.is_launched:
             return
         match trial.outcome:
@@ -40,7 +41,7 @@ class Dominance:
                 self._failed.append((trial, kind))
 
     def objection(self, plan: Plan, estimate: Estimate) -> str | None:
-        """Why a plan would fail as another did; None: nothing speaks against it."""
+        """Return why a plan would fail as another did; None: nothing speaks against it."""
         for trial, kind in self._failed:
             need, what = NEEDS[kind]
             if trial.plan is None or class_of(trial.plan) is not class_of(plan):
@@ -50,7 +51,7 @@ class Dominance:
         return None
 
     def _is_refuted(self, plan: Plan, need: Need) -> bool:
-        """Whether a plan of the same kind that needed as much has run."""
+        """True if a plan of the same memory class that needed as much has run."""
         asked = need(self.estimate(plan))
         alike = (known for known in self._ran if class_of(known) is class_of(plan))
         return any(need(self.estimate(known)) >= asked for known in alike)

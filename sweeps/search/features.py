@@ -1,8 +1,8 @@
-"""How alike two plans are, as far as that bears on how long a step takes. Pure.
+"""Describe plans as points: the closer two plans, the more alike the errors of their step times. Pure.
 
-A plan stands at a place: what is counted there, on logarithmic scales, and of what kind the rest is. Two
-plans are as far apart as the sum over what they differ in: a doubling of a batch or a degree counts 1, and
-so does another kind of anything; a doubling of a buffer's size, which matters less, an eighth.
+A plan has counts, on logarithmic scales, and kinds. The distance of two plans is the sum over what they
+differ in: a doubling of a batch or a degree counts 1, and so does any difference of kind; a doubling of a
+buffer's size, which matters less, counts an eighth.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from sweeps.estimate.time.fitting import DOUBT, HOST_NOISE, NOISE
 from train_entry.contract import Estimate, Plan
 
-BUFFER = (
-    0.125  # a doubling of a buffer, of a doubling of a batch: tenfold buffers change step times by 1 to 5%
-)
+# The distance of a buffer's doubling, where a batch's is 1: tenfold buffers change step times by 1 to 5%.
+BUFFER = 0.125
 
-# Parts of a step by the factor that says how long they take.
+# The parts of a step whose time one fitted factor scales, by that factor.
 PARTS = {
     "compute": ("forward", "backward", "recompute"),
     "launch": ("waiting", "fixed"),
@@ -29,16 +28,16 @@ PARTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """Of one plan; of all plans the entries have the same order."""
+    """The position of one plan. The entries have the same order in all plans."""
 
     counts: tuple[float, ...]
     kinds: tuple[object, ...]
-    parts: tuple[float, ...] = ()  # error of the step time by what is doubtful of each part
-    width: float = 1.0  # how wide errors are, over those of a plan whose device never waits for its host
+    parts: tuple[float, ...] = ()  # standard deviation of log(step time) that each factor causes
+    width: float = 1.0  # spread of the noise, relative to a plan whose device never waits for its host
 
 
 def features_of(plan: Plan, estimate: Estimate) -> Features:
-    """Where the plan stands. What never changes how long a step takes (rates, seeds) is left out."""
+    """Return the plan's position. Knobs that never change the step time (rates, seeds) are left out."""
     zero, offload = plan.zero, plan.offload
     batches = (plan.ranks, plan.tensor, plan.pipeline, plan.micro_batch, plan.global_batch, plan.seq_len)
     buffers = (
@@ -51,7 +50,7 @@ def features_of(plan: Plan, estimate: Estimate) -> Features:
         counts=(
             *(math.log2(count) for count in batches),
             *(BUFFER * math.log2(1 + size) for size in buffers),
-            1 / plan.checkpoint_every if plan.checkpoint_every else 0.0,  # share of the blocks
+            1 / plan.checkpoint_every if plan.checkpoint_every else 0.0,  # share of checkpointed blocks
             offload.ratio,
         ),
         kinds=(
@@ -69,5 +68,5 @@ def features_of(plan: Plan, estimate: Estimate) -> Features:
 
 
 def _share(estimate: Estimate, *parts: str) -> float:
-    """Of the step that is spent on these."""
+    """Return the share of the step that these parts take."""
     return sum(estimate.parts.get(part, 0.0) for part in parts) / estimate.step_s

@@ -1,4 +1,4 @@
-"""Which plans are launched: the door between what is proposed and what costs GPU time. No I/O."""
+"""Decide which proposed plans are launched: a launch costs GPU time. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train_entry.contract import Estimate, Failure, FailureKind, Fit, Origin, Pl
 
 
 class Gate:
-    """Estimates every plan, and refuses those that cannot fit. Learns from every trial that ends."""
+    """The test before each launch. It refuses plans that cannot fit, and learns from each trial that ends."""
 
     def __init__(self, estimator: Estimator, enabled: bool, borderline: int, dominance: bool = True) -> None:
         self._estimator = estimator
@@ -18,21 +18,24 @@ class Gate:
         self._dominance = Dominance(estimate=estimator.estimate) if enabled and dominance else None
 
     def recall(self, trials: list[Trial]) -> None:
-        """What this study has learned and spent before."""
+        """Restore what earlier starts of this study have learned and spent."""
         for trial in trials:
             self.learn(trial)
         self._borderline_left -= sum(map(_was_admitted_at_the_border, trials)) if self._enabled else 0
 
     @property
     def observations(self) -> int:
-        """Trials that estimates have learned from."""
+        """The number of trials that estimates have learned from."""
         return self._estimator.observations
 
     def estimate(self, plan: Plan) -> Estimate:
         return self._estimator.estimate(plan)
 
     def refusal(self, plan: Plan, estimate: Estimate, origin: Origin) -> Failure | None:
-        """Why a plan is not launched; None: it is. What a user asked for by itself always is."""
+        """Return why a plan is not launched; None: it is launched.
+
+        A plan that the user asked for directly is always launched.
+        """
         if not self._enabled or origin is Origin.USER:
             return None
         objection = self._dominance.objection(plan, estimate) if self._dominance else None
@@ -44,20 +47,20 @@ class Gate:
         return Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why or objection}")
 
     def doubts(self, trial: Trial) -> tuple[str, ...]:
-        """What speaks against a plan that is launched all the same."""
+        """Return warnings about a plan that is launched nevertheless."""
         if trial.plan is None or trial.estimate is None:
             return ()
         too_large = (f"may not fit: {trial.estimate.why}",) if trial.estimate.why else ()
         return (*too_large, *(caution.text for caution in cautions(trial.plan)))
 
     def learn(self, trial: Trial) -> None:
-        """From a trial that has ended."""
+        """Learn from a trial that has ended."""
         self._estimator.learn([trial])
         if self._dominance is not None and trial.origin is not Origin.USER:
             self._dominance.learn(trial)
 
     def memory_limit_bytes(self, trial: Trial) -> int | None:
-        """What torch is held to on each GPU of the trial; None: the GPU itself is the limit."""
+        """The most that torch may allocate on each GPU of the trial; None: only the GPU limits it."""
         return self._estimator.imposed_bytes(trial.estimate)
 
 

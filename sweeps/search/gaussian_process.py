@@ -1,11 +1,11 @@
-"""What errors at some places say of the error at another. The only module of `sweeps` that imports numpy.
+"""Predict an estimate's error from the errors of other plans. Only this module of `sweeps` imports numpy.
 
 A Gaussian process of mean 0 (Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 2.25,
-2.26, 2.30). What is doubtful of a part of a step is in error alike wherever that part is found, as far as it
-is (the covariance of a linear model, their 2.1). Beside that, errors at distance d are correlated by
-exp(-d / reach), and each plan has an error of its own, in which its measurement's noise is contained. How
-large these two are, how far errors reach and which share is a plan's own is averaged over a grid, by marginal
-likelihood.
+2.26, 2.30). An error is the sum of three. Errors in one step component are correlated across plans, in
+proportion to its share of the step (the covariance of a linear model, their 2.1). A second error is
+correlated by exp(-d / reach) between plans at distance d. A third is a plan's own, and includes the noise of
+its measurement. The size of the second and third together, the reach, and the third one's share are averaged
+over a grid, weighted by marginal likelihood.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 from sweeps.search.features import Features
 
-REACHES = (1.0, 2.0, 4.0)  # distances over which errors stay alike
+REACHES = (1.0, 2.0, 4.0)  # distances over which errors stay correlated
 OWN = (0.05, 0.3, 1.0)  # share of the variance that is a plan's own
-SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of errors, over what is taken for granted
-DOUBLED = 1.0  # so many doublings of that size are one standard deviation of what is believed beforehand
-LARGEST = 3.0  # times the doubt: a larger error counts as that, or one odd plan would put all others in doubt
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of errors, relative to `doubt`
+DOUBLED = 1.0  # standard deviation of the prior over SIZES, in doublings
+LARGEST = 3.0  # times `doubt`: larger errors are clipped, or one odd plan would put all others in doubt
 LEAST_VARIANCE = 1e-8
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -31,17 +31,17 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Posterior:
-    """Of the error at a place."""
+    """The distribution of one plan's error."""
 
     mean: float
     deviation: float
 
 
 class GaussianProcess:
-    """Errors at places, and what they say of any other place."""
+    """The errors of known plans, and what they predict for any other plan."""
 
     def __init__(self, known: Sequence[Features], errors: Sequence[float], doubt: float) -> None:
-        """`doubt` is what errors are expected to be like, beside those of the parts: a standard deviation."""
+        """`doubt` is the expected standard deviation of errors, apart from those of the step components."""
         self._codes: dict[object, int] = {}
         self._counts = np.array([features.counts for features in known])
         self._kinds = np.array([self._coded(features) for features in known])
@@ -62,7 +62,7 @@ class GaussianProcess:
         covariances = np.stack([self._covariances(features) for features in known], axis=1)
         own = (self._variances - self._shared)[:, None] * np.square(self._widths)
         covariances += own[:, :, None] * np.eye(self._count)
-        self._roots = np.linalg.inv(np.linalg.cholesky(covariances))  # of each inverse
+        self._roots = np.linalg.inv(np.linalg.cholesky(covariances))  # a root of each inverse covariance
         whitened = self._roots @ errors
         self._weights = np.einsum("gij,gi->gj", self._roots, whitened)
         likelihoods = np.log(np.diagonal(self._roots, axis1=1, axis2=2)).sum(axis=1)
@@ -71,7 +71,7 @@ class GaussianProcess:
         self._plausible /= self._plausible.sum()
 
     def at(self, features: Features) -> Posterior:
-        """Mean and standard deviation over all that is plausible."""
+        """Return mean and standard deviation, averaged over the grid by plausibility."""
         variances = self._variances * features.width**2 + np.square(features.parts).sum()
         means = np.zeros(len(variances))
         if self._count:
@@ -83,7 +83,10 @@ class GaussianProcess:
         return Posterior(mean=mean, deviation=max(LEAST_VARIANCE, variance) ** 0.5)
 
     def _covariances(self, features: Features) -> Numbers:
-        """Of a plan's error with that at each known place, a plan's own left out; for each of the grid."""
+        """Return the covariances of a plan's error with those of the known plans, per grid entry.
+
+        They leave out a plan's own error.
+        """
         apart = np.abs(self._counts - np.array(features.counts)).sum(axis=1)
         apart += (self._kinds != np.array(self._coded(features))).sum(axis=1)
         decay = np.exp(-apart / self._reaches[:, None])

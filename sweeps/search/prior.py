@@ -1,4 +1,4 @@
-"""Which plans to try by what is expected of them, before anything proposes them. Pure."""
+"""Rank untried plans by what is expected of them, before a sampler proposes any. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Collection, Iterable
 from sweeps.search.candidates import Candidate
 from sweeps.search.improvement import Predictor
 
-RANKED = 200  # plans whose estimates are brought up to date at once: half a millisecond each
-WORTH_SPREADING = 0.1  # another strategy goes first if it promises this share of the most promising plan
+RANKED = 200  # plans whose estimates are updated at once: half a millisecond each
+WORTH_SPREADING = 0.1  # an untried strategy goes first if it promises this share of the most promising plan
 
 
 class Prior:
-    """Plans by their expected improvement on the best so far."""
+    """Plans ordered by their expected improvement on the best so far."""
 
     def __init__(self, candidates: Iterable[Candidate], predictor: Predictor) -> None:
         self._candidates = candidates
         self._predictor = predictor
-        self._ranks: dict[str, float] = {}  # of earlier looks, by fingerprint
+        self._ranks: dict[str, float] = {}  # scores of earlier calls, by fingerprint
 
     def promising(self, known: Collection[str], best: float | None) -> list[tuple[float, Candidate]]:
-        """Untried plans that fit with their expected improvement, the most promising first."""
+        """Return untried plans that fit and their expected improvement, the most promising first."""
         untried = [found for found in self._candidates if found.fingerprint not in known]
         fresh = [found for found in untried if found.fingerprint not in self._ranks]
         seen = [found for found in untried if found.fingerprint in self._ranks]
@@ -40,7 +40,10 @@ class Prior:
 def spread(
     promising: list[tuple[float, Candidate]], strategies: Collection[str]
 ) -> tuple[float, Candidate] | None:
-    """The most promising plan of a strategy that has not been tried; else, or where that is poor, of any."""
+    """Return the most promising plan of a strategy that has not been tried.
+
+    Where there is none, or where it promises too little, return the most promising plan of all.
+    """
     if not promising:
         return None
     first = promising[0]

@@ -1,4 +1,4 @@
-"""Proposes the next trial: baselines and their remedies first, then the prior, then the sampler."""
+"""Propose the next trial: baselines and their remedies first, then the prior, then the sampler."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from sweeps.search.verdicts import lesson
 from sweeps.space.dimensions import Choices, IsActive, Point, SearchSpace
 from train_entry.contract import Estimate, Goal, Origin, Plan, Ranking, Scalar, State, Trial
 
-GROWTH = 40  # points planned at once while jobs run: a tenth of a second
-AMONG = 8  # proposals of the sampler, of which the one that promises most is tried
-# These samplers begin with what is known. grid and random do not: others are compared with them.
+GROWTH = 40  # points planned at once while jobs run, which takes a tenth of a second
+AMONG = 8  # proposals of the sampler; the most promising one is tried
+# Searches that begin with baselines and estimates. grid and random do not: others are compared with them.
 LEARNING = ("tpe", "gp", "nsga2")
 SINGLE_GPU = "1 GPU"
-DEFAULT_IMPROVEMENT = 0.005  # as exactly as a trial is measured: measure.precision
-SMALL = 16  # points that are worth measuring wholly: one who lists so few wants to see each in the table
+DEFAULT_IMPROVEMENT = 0.005  # the precision of a trial's measurement: measure.precision
+SMALL = 16  # a space of so few points is measured completely: its user wants each in the table
 
 
 class Pause(Enum):
-    """Nothing to launch now."""
+    """The reason why nothing is proposed now."""
 
-    WAIT = "wait"  # for a running trial, which decides what is next
-    NO_BETTER = "no better"  # nothing left is expected to be better
+    WAIT = "wait"  # for a running trial, whose result decides what is next
+    NO_BETTER = "no better"  # no plan left is expected to be better
     EXHAUSTED = "exhausted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """A point to try, its plan, and why."""
+    """A point to try, its plan, and its origin."""
 
     point: Point
     planned: Planned
     origin: Origin
-    proposal: Proposal | None = None  # None: no point of the space, and nothing that the sampler hears of
+    proposal: Proposal | None = None  # None: the point is not in the space; the sampler does not hear of it
     baseline: str | None = None
     parent: int | None = None
     is_single_gpu: bool = False
@@ -60,25 +60,28 @@ class Suggestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How a study searches."""
+    """The rules by which a study searches."""
 
     search: SearchConfig
     goals: tuple[Goal, ...]
     device: str  # cuda or cpu
-    improvement: float  # expected of some plan left, as a share of the best; else the search ends. 0: never
-    is_screened: bool  # whether the sampler's proposals are chosen among by what is expected of the goal
-    measures_all: bool  # a small space, of which every point is measured in the end
+    improvement: float  # the search ends if no plan left promises this share of the best; 0: it does not
+    is_screened: bool  # whether the expected goal chooses among the sampler's proposals
+    measures_all: bool  # whether the space is so small that every point is measured in the end
     ranks: int
 
     @property
     def goal(self) -> Goal:
-        """The goal that ranks."""
+        """The goal that ranks trials."""
         return self.goals[0]
 
 
 @dataclass(kw_only=True)
 class Proposer:
-    """Proposes. What it knows it reads from the trials it is given, so that a resumed study goes on alike."""
+    """The source of a study's trials.
+
+    It takes all it knows from the trials that it is given, so a resumed study goes on in the same way.
+    """
 
     rules: Rules
     space: SearchSpace
@@ -92,29 +95,29 @@ class Proposer:
     _prior: Prior = field(init=False)
     _baselines: Baselines | None = None
     _baselines_are_done: bool = False
-    _open: dict[int, Proposal] = field(default_factory=dict)  # of open trials, by number
+    _open: dict[int, Proposal] = field(default_factory=dict)  # proposals of open trials, by trial number
 
     def __post_init__(self) -> None:
         self._predictor = Predictor(self.estimate, self.rules.goal, self.rules.device)
         self._candidates = Candidates(self.space, self.plan, self.is_active, self.rules.search.seed)
         self._prior = Prior(self._candidates, self._predictor)
 
-    # ------------------------------------------------------------------ what it hears
+    # ------------------------------------------------------------------ learning from trials
 
     def opened(self, number: int, found: Suggestion) -> None:
-        """A suggestion has become the trial of this number."""
+        """Note that a suggestion has become the trial of this number."""
         if found.proposal is not None:
             self._open[number] = found.proposal
 
     def closed(self, trial: Trial) -> None:
-        """A trial has ended. A cancelled one says nothing, and is launched again."""
+        """Learn from a trial that has ended. A cancelled trial says nothing, and is launched again."""
         if trial.state is not State.CANCELLED and (proposal := self._open.pop(trial.number, None)):
             self.sampler.tell(proposal, lesson(trial, self.rules.goals))
         self.learn(trial)
 
     def remember(self, trial: Trial) -> None:
         """Teach the sampler a trial of an earlier start."""
-        if trial.is_single_gpu:  # no point of the space
+        if trial.is_single_gpu:  # its point is not in the space
             return
         if (known := lesson(trial, self.rules.goals)) is not None:
             self.sampler.remember(known)
@@ -122,12 +125,12 @@ class Proposer:
             self.sampler.skip(trial.values)
 
     def reopen(self, trial: Trial) -> None:
-        """A trial of an earlier start goes on, or is launched again."""
+        """Note that a trial of an earlier start goes on, or is launched again."""
         if not trial.is_single_gpu:
             self._open[trial.number] = self.sampler.resume(trial.values)
 
     def learn(self, trial: Trial) -> None:
-        """What is expected of other plans follows from a trial that has closed."""
+        """Update what is expected of other plans after a trial has closed."""
         self._predictor.learn(trial)
 
     @property
@@ -147,10 +150,10 @@ class Proposer:
         if self._informed and not self._candidates.is_complete:
             self._candidates.grow(GROWTH)
 
-    # ------------------------------------------------------------------ what it says
+    # ------------------------------------------------------------------ proposing
 
     def next(self, trials: list[Trial]) -> Suggestion | Pause:
-        """What to try, given all trials so far."""
+        """Return what to try, given all trials so far."""
         ours = [trial for trial in trials if trial.origin is not Origin.USER]
         known = {trial.fingerprint: trial for trial in ours if trial.fingerprint and not _is_copy(trial)}
         ranking = Ranking(trials, self.rules.goal)
@@ -190,12 +193,15 @@ class Proposer:
                 baseline=found.name,
             )
         if found is NoBaseline.YET and any(not trial.state.is_closed for trial in trials):
-            return None  # others use the slots that are free meanwhile
+            return None  # the prior and the sampler use the slots that are free meanwhile
         self._baselines_are_done = True
         return None
 
     def _single_gpu_baseline(self, trials: list[Trial]) -> Suggestion | None:
-        """The plan for one GPU alone that is expected to be fastest of those that fit; once."""
+        """Return the single-GPU baseline, once.
+
+        Of the plans for one GPU that fit, it is the one that is expected to be fastest.
+        """
         asked = self.rules.search.single_gpu
         wanted = asked == "always" or (asked == "auto" and not self.rules.measures_all)
         if not wanted or self.rules.ranks == 1 or any(trial.is_single_gpu for trial in trials):
@@ -218,7 +224,10 @@ class Proposer:
     def _by_remedy(
         self, trials: list[Trial], known: Mapping[str, Trial], best: float | None
     ) -> Suggestion | None:
-        """The plan advised after a baseline ran out of memory, if the space has it and it may be the best."""
+        """Return the remedy that is advised after a baseline, or its remedy, ran out of memory.
+
+        The space must contain its point, and the plan must have a chance to be the best.
+        """
         for trial in trials:
             if trial.advice is None or not (trial.baseline or trial.origin is Origin.REMEDY):
                 continue
@@ -278,7 +287,7 @@ class Proposer:
         return Suggestion(point=proposal.point, planned=planned, origin=Origin.SAMPLER, proposal=proposal)
 
     def _is_hopeless(self, trials: list[Trial], best: float | None) -> bool:
-        """Whether no plan left is expected to improve on the best by as much as is asked."""
+        """True if no plan left is expected to improve on the best by the required share."""
         if not self.rules.improvement or best is None or not (self._informed and self._predictor.knows):
             return False
         self._candidates.complete()
@@ -287,14 +296,14 @@ class Proposer:
         return not promising or promising[0][0] < self.rules.improvement
 
     def _merit(self, planned: Planned, best: float) -> float:
-        """Minus one for what is illegal or does not fit."""
+        """Return the expected improvement; -1 for a plan that is illegal or does not fit."""
         if not isinstance(planned.plan, Plan) or not self._predictor.fits(planned.plan):
             return -1.0
         return self._predictor.improvement(planned.plan, best)
 
 
 def is_in(space: SearchSpace, point: Mapping[str, Scalar]) -> bool:
-    """Whether the space has the point: each of its knobs varies there, and may have that value."""
+    """True if the space contains the point: each of its knobs varies there and may have that value."""
     ranges = {dimension.key: dimension for dimension in space.dimensions}
     for key, value in point.items():
         if key not in ranges:
@@ -326,10 +335,11 @@ def make_proposer(
 
 
 def rules_for(config: SweepConfig, goals: Sequence[Goal], machine: Machine, points: int | None) -> Rules:
-    """How a study of so many points (None: infinitely many) searches.
+    """Return how a study with so many points (None: infinitely many) searches.
 
-    A small space is measured wholly, if the limits let one, unless an improvement is asked for. With
-    several goals, a plan that is no better by the first may be better by another.
+    A small space is measured completely if the limits allow it, unless an improvement is asked for. With
+    several goals the search neither screens proposals nor ends early, because a plan that is no better by the
+    first goal may be better by another.
     """
     most, least = config.limits.trials, config.limits.improvement
     several = len(goals) > 1

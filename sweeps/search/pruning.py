@@ -1,6 +1,6 @@
-"""Ends trials early whose loss falls behind that of others at the same step, as Optuna's pruners judge it.
+"""End trials whose loss falls behind that of others at the same step, as optuna's pruners judge it.
 
-A job is asked by a file, which it looks for between steps: it ends in order, and leaves what it has measured.
+A file asks the job to end. The job looks for it between steps, ends in order, and leaves its measurement.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from train_entry.contract import Goal, StepMetrics, read_lines
 
 
 class Pruning:
-    """Follows the losses of running trials."""
+    """A watch on the losses of running trials."""
 
     def __init__(self, sampler: Sampler, goal: Goal) -> None:
         self._sampler = sampler
         self._goal = goal
-        self._reported: defaultdict[int, int] = defaultdict(int)  # steps, by trial
+        self._reported: defaultdict[int, int] = defaultdict(int)  # number of steps, by trial
 
     def look(self, running: Mapping[int, JobHandle], proposals: Mapping[int, Proposal]) -> list[int]:
-        """Report what is new, and ask jobs to end that have fallen behind; returns their trials' numbers."""
+        """Report new losses, and ask jobs that have fallen behind to end; return their trials' numbers."""
         ended = []
         for number, handle in running.items():
             proposal = proposals.get(number)

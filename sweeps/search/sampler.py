@@ -1,10 +1,11 @@
-"""Who proposes what to try next. The only module that imports optuna.
+"""Propose points through optuna's samplers. The only module that imports optuna.
 
-Optuna lives in memory and is rebuilt from the ledger at each start: its journal does not survive a kill -9
-(a stale lock, a torn last line), and SQLite breaks on network filesystems.
+The optuna study lives in memory and is rebuilt from the ledger at each start: optuna's journal does not
+survive a kill -9 (a stale lock, a torn last line), and SQLite breaks on network filesystems.
 
-A knob is suggested only where it matters, after those that decide that. TPE models such spaces group by group
-of knobs that occur together. The GP models the knobs that all trials have, and takes the others at random.
+A knob is suggested only where it is active, after the knobs that decide that. TPE models such a space by
+groups of knobs that occur together. The GP models the knobs that all trials have, and draws the others at
+random.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from sweeps.search.verdicts import Lesson
 from sweeps.space.dimensions import Choices, Dimension, Interval, IsActive, Point, SearchSpace, always
 from train_entry.contract import Scalar
 
-# Proposals of the sampler, known points among them, before we choose unknown ones ourselves: fewer where we
-# can list them, since each takes longer the more is known.
+# Proposals that we ask of the sampler, known points included, before we choose unknown points ourselves.
+# Fewer where we can list the points, since a proposal takes longer the more trials the sampler knows.
 LEAST_ASKED = 25
 LEAST_ASKED_OF_LISTED = 8
-MAX_DRAWS = 1000  # random points before a space that cannot be listed counts as exhausted
-MAX_ENUMERATED = 100_000  # points of a finite space that we are willing to list
+MAX_DRAWS = 1000  # random points drawn before a space that cannot be listed counts as exhausted
+MAX_ENUMERATED = 100_000  # the most points of a finite space that we list
 
-Merit = Callable[[Point], float]  # how much a point is worth trying, by what is known of it otherwise
-Key = tuple[tuple[str, Scalar], ...]  # of a point
+Merit = Callable[[Point], float]  # how much a point promises, by knowledge that the sampler does not have
+Key = tuple[tuple[str, Scalar], ...]  # identifies a point
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A point nobody has tried, and the sampler's number for it."""
+    """A point to try, and optuna's number for it."""
 
     point: Point
     number: int
 
 
 class Sampler:
-    """Asks and tells. Never proposes a point twice; None when a finite space is exhausted."""
+    """An ask-and-tell sampler. It never proposes a point twice; None when a finite space is exhausted."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Sampler:
         self._is_active = is_active
         self._size = space.size(is_active)
         self._is_grid = search.sampler == "grid"
-        # Another seed on each start: otherwise a resumed study would hear its first proposals again.
+        # Another seed at each start: otherwise a resumed study would get its first proposals again.
         seed = search.seed + told
         self._random = random.Random(seed)
         self._study = optuna.create_study(
@@ -85,7 +86,7 @@ class Sampler:
         return self._size is not None and self._size <= MAX_ENUMERATED
 
     def remember(self, lesson: Lesson) -> None:
-        """A lesson of an earlier start. Knobs that do not matter there are left out, here and below."""
+        """Take in a lesson of an earlier start. Inactive knobs are left out, here and below."""
         point = self._space.reduce(lesson.point, self._is_active)
         self._mark(point)
         trial = optuna.trial.create_trial(
@@ -98,18 +99,18 @@ class Sampler:
         self._study.add_trial(trial)
 
     def skip(self, point: Mapping[str, Scalar]) -> None:
-        """Never propose this point; it taught nothing."""
+        """Never propose this point, which taught nothing."""
         self._mark(self._space.reduce(point, self._is_active))
 
     def resume(self, point: Mapping[str, Scalar]) -> Proposal:
-        """A point that is being tried, or must be tried again."""
+        """Return a proposal for a point that is being tried, or must be tried again."""
         reduced = self._space.reduce(point, self._is_active)
         self._mark(reduced)
         self._study.enqueue_trial(self._encode(reduced))
         return Proposal(point=dict(point), number=self._ask().number)
 
     def ask(self, merit: Merit | None = None, among: int = 1) -> Proposal | None:
-        """A new point, of several proposals the one with the most merit; None when there is none."""
+        """Return a new point, of several proposals the one with the most merit; None when there is none."""
         found = self._proposals(1 if merit is None else among)
         if merit is None or not found:
             return next(iter(found), None)
@@ -121,7 +122,10 @@ class Sampler:
         return best
 
     def _proposals(self, count: int) -> list[Proposal]:
-        """New points: the sampler's, and where it repeats itself, as it does in a small space, any others."""
+        """Return new points: the sampler's proposals, and any others where it repeats itself.
+
+        It repeats itself in a small space.
+        """
         found: list[Proposal] = []
         least = LEAST_ASKED_OF_LISTED if self._is_listed else LEAST_ASKED
         for _ in range(0 if self._is_grid else max(count, least)):
@@ -135,11 +139,11 @@ class Sampler:
         return found + [self.resume(point) for point in self._unseen(count - len(found))]
 
     def is_new(self, point: Mapping[str, Scalar]) -> bool:
-        """Whether nobody has proposed the point."""
+        """True if the point has not been proposed yet."""
         return _key(self._space.reduce(point, self._is_active)) not in self._seen
 
     def tell(self, proposal: Proposal, lesson: Lesson | None) -> None:
-        """What came of a proposal; None: nothing that the sampler should hear of."""
+        """Tell the sampler the result of a proposal; None: there is nothing that it should hear of."""
         if lesson is None:
             self._forget(proposal.number)
             return
@@ -152,7 +156,7 @@ class Sampler:
             self._study.tell(trial, self._scores(lesson))
 
     def falls_behind(self, proposal: Proposal, step: int, score: float) -> bool:
-        """Whether the pruner would end a running trial that stands so at a step. For a single goal."""
+        """True if the pruner would end a running trial with this score at this step. For a single goal."""
         trial = self._open.get(proposal.number)
         if trial is None or self._goals > 1:
             return False
@@ -160,10 +164,10 @@ class Sampler:
         return bool(trial.should_prune())
 
     def _forget(self, number: int) -> None:
-        self._study.tell(self._open.pop(number), state=TrialState.FAIL)  # invisible to samplers
+        self._study.tell(self._open.pop(number), state=TrialState.FAIL)  # samplers ignore failed trials
 
     def _ask(self) -> Proposal:
-        with warnings.catch_warnings():  # experimental samplers, and dimensions they sample independently
+        with warnings.catch_warnings():  # about experimental samplers, and dimensions sampled independently
             warnings.simplefilter("ignore")
             trial = self._study.ask()
             point = self._space.build(lambda dim: _suggested(trial, dim), self._is_active)
@@ -171,7 +175,7 @@ class Sampler:
         return Proposal(point=point, number=trial.number)
 
     def _unseen(self, count: int) -> list[Point]:
-        """The next points of a grid, or any unknown ones."""
+        """Return the next points of a grid, or any unknown points."""
         if not self._is_listed:
             drawn = (self._space.draw(self._random, self._is_active) for _ in range(MAX_DRAWS))
             unknown = {_key(point): point for point in drawn if _key(point) not in self._seen}
@@ -183,7 +187,10 @@ class Sampler:
         return self._random.sample(points, min(count, len(points)))
 
     def _scores(self, lesson: Lesson) -> tuple[float, ...]:
-        """FAIL is invisible to samplers, and the GP ignores PRUNED too: so a bad point gets a bad value."""
+        """Return the lesson's scores; for a bad point, the worst scores seen so far.
+
+        Optuna's states do not serve for that: samplers ignore FAIL, and the GP ignores PRUNED too.
+        """
         if lesson.scores is None:
             return self._worst if self._worst is not None else (0.0,) * self._goals
         worst = self._worst or lesson.scores
@@ -191,7 +198,7 @@ class Sampler:
         return lesson.scores
 
     def _mark(self, point: Point) -> bool:
-        """Whether the point was new."""
+        """Note that the point is known; True if it was new."""
         known = len(self._seen)
         self._seen.add(_key(point))
         return len(self._seen) > known
@@ -201,12 +208,12 @@ class Sampler:
 
 
 def _key(point: Point) -> Key:
-    """Its knobs and values in the order of the space, so that an absent knob differs from any value."""
+    """Return knobs and values in the order of the space, so that an absent knob differs from any value."""
     return tuple(point.items())
 
 
 def require_searchable(space: SearchSpace, search: SearchConfig) -> None:
-    """Raise ConfigError where the sampler cannot search the space."""
+    """Raise ConfigError if the sampler cannot search the space."""
     if search.sampler == "grid" and not space.is_finite:
         raise ConfigError("search=grid needs a finite space; replace intervals by choices or ranges")
 
@@ -226,7 +233,7 @@ def _sampler(search: SearchConfig, seed: int) -> BaseSampler:
 
 
 def _pruner(search: SearchConfig) -> BasePruner:
-    """Who compares a running trial's loss with that of others at the same step."""
+    """Return the pruner that compares a running trial's loss with that of others at the same step."""
     startup = search.startup_trials
     makers: dict[str, Callable[[], BasePruner]] = {
         "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
@@ -244,15 +251,15 @@ def _distribution(dimension: Dimension) -> IntDistribution | FloatDistribution |
     if isinstance(found, Interval):
         if found.integral and found.high - found.low <= MAX_ENUMERATED:
             return IntDistribution(int(found.low), int(found.high), log=found.log)
-        # Wider ones as real numbers, snapped when proposed: the GP lists every integer of an IntDistribution.
+        # Wider ones are real-valued, and snapped when proposed: the GP lists each integer of a distribution.
         return FloatDistribution(found.low, found.high, log=found.log)
-    if found.is_ordinal:  # as positions: 1, 2, 4, 8 are then equally far apart
+    if found.is_ordinal:  # positions in the list: 1, 2, 4, 8 are then equally far apart
         return IntDistribution(0, len(found.values) - 1)
     return CategoricalDistribution(found.values)
 
 
 def _suggested(trial: optuna.trial.Trial, dimension: Dimension) -> Scalar:
-    """Snapped at once: what is suggested next may depend on it."""
+    """Return the suggested value, snapped at once because later suggestions may depend on it."""
     match _distribution(dimension):
         case IntDistribution(low=low, high=high, log=log):
             value: Any = trial.suggest_int(dimension.key, low, high, log=log)

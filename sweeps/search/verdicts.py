@@ -1,4 +1,4 @@
-"""What a closed trial means: for its retry, and for the sampler. Pure, and total over every way to fail."""
+"""Decide what a closed trial means, for its retry and for the sampler. Pure; covers every kind of failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from train_entry.contract import (
 
 
 class Verdict(StrEnum):
-    """What we do about a failure."""
+    """The reaction to a failure."""
 
-    LEARN = "learn"  # it tells of the plan: the sampler hears of it
-    RETRY = "retry"  # it tells nothing of the plan: a new attempt, while retries are left; then drop
-    DROP = "drop"  # it may tell of the plan, but not what: kept on record, not told to the sampler
+    LEARN = "learn"  # the failure tells about the plan: the sampler hears of it
+    RETRY = "retry"  # it tells nothing about the plan: a new attempt while retries are left; then drop
+    DROP = "drop"  # the plan may be at fault or not: kept on record, not told to the sampler
 
 
 VERDICTS: dict[FailureKind, Verdict] = {
@@ -46,26 +46,26 @@ VERDICTS: dict[FailureKind, Verdict] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """What the sampler hears of a point.
+    """A point and its result, as the sampler hears of them.
 
-    Constraints are zero or less where they hold. Each lesson carries all of them: samplers compare trials
+    A constraint holds where it is zero or less. Each lesson carries all constraints: samplers compare trials
     constraint by constraint, and refuse differing sets.
     """
 
     point: Point
-    scores: tuple[float, ...] | None  # of each goal, larger is better; None: as bad as the worst seen
+    scores: tuple[float, ...] | None  # one per goal, larger is better; None: as bad as the worst seen
     legal: float
     memory: float
-    trained: float  # it ran, in time, to a finite loss
-    is_pruned: bool = False  # it fell behind others of as many steps, and was ended
+    trained: float  # holds if it ran, in time, to a finite loss
+    is_pruned: bool = False  # it fell behind others at the same step, and was ended
 
 
 HOLDS, BROKEN = -1.0, 1.0
-LEAST = 0.01  # of a constraint that is known to hold or not, whatever the estimate says
+LEAST = 0.01  # least size of a constraint that a run has decided, whatever the estimate says
 
 
 def lesson(trial: Trial, goals: Sequence[Goal]) -> Lesson | None:
-    """What a closed trial teaches; None: nothing, the sampler must not hear of it."""
+    """Return what a closed trial teaches; None: the sampler must not hear of it."""
     point, outcome = dict(trial.values), trial.outcome
     if trial.state is State.REJECTED:
         return Lesson(point=point, scores=None, legal=BROKEN, memory=HOLDS, trained=HOLDS)
@@ -97,5 +97,5 @@ def _scores(seen: Measurement, goals: Sequence[Goal]) -> tuple[float, ...] | Non
 
 
 def _excess(trial: Trial, otherwise: float) -> float:
-    """How far a plan needs more than there is; `otherwise`: without an estimate."""
+    """Return the share by which the plan needs more than there is; `otherwise` without an estimate."""
     return trial.estimate.excess if trial.estimate else otherwise

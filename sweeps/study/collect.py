@@ -1,7 +1,7 @@
-"""What became of an attempt, from what its ranks and their supervisors wrote, never from job states alone.
+"""Find out how an attempt ended, from the files of its ranks and supervisors, never from job states alone.
 
-Several ranks usually fail together: one by itself, the others because it was gone. The root cause is a
-failure of a rank's own, before any "a peer was lost"; clocks of different hosts decide nothing.
+Several ranks usually fail together: one by itself, the others because it is gone. The root cause is a rank's
+own failure, before any "a peer was lost". Clocks of different hosts decide nothing.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from train_entry.contract import (
 )
 
 LOG_TAIL_LINES = 40
-LOSS_STEPS = 5  # averaged: a single batch's loss is noisy
+LOSS_STEPS = 5  # averaged, since the loss of a single batch is noisy
 
-# Which failure explains the others: lower explains higher, and kinds not listed explain all.
+# Which failure explains the others: a lower number explains a higher one. Kinds not listed explain all.
 _CAUSES = {
-    FailureKind.CANCELLED: 1,  # its peers see all kinds of trouble
+    FailureKind.CANCELLED: 1,  # peers of a cancelled rank report all kinds of failures
     FailureKind.NODE_LOST: 3,
     FailureKind.CRASHED: 3,
     FailureKind.COMMS: 5,
@@ -57,15 +57,16 @@ _CAUSES = {
     FailureKind.TIMED_OUT: 6,
     FailureKind.PEER_LOST: 7,
 }
-_KILLED = 2  # a rank that a signal ended, or that left nothing: its peers may call what they see a crash
-_ABORTED = 4  # but SIGABRT is how NCCL's watchdog ends a rank whose peer is gone
+_KILLED = 2  # a rank that a signal ended, or that left nothing: its peers may report a crash
+_ABORTED = 4  # SIGABRT is the exception: with it NCCL's watchdog ends a rank whose peer is gone
 _BY_REASON = {
     ExitReason.HUNG: FailureKind.HUNG,
     ExitReason.TIMED_OUT: FailureKind.TIMED_OUT,
     ExitReason.PEER_LOST: FailureKind.PEER_LOST,
     ExitReason.CANCELLED: FailureKind.CANCELLED,
 }
-# What ranks show of a job that was ended from outside, by what the scheduler calls it.
+# Failures that ranks report when their job is ended from outside. _SUPERSEDED lists, for each kind that the
+# scheduler reports, those that the scheduler's word replaces.
 _ENDED_BY_OTHERS = frozenset(
     (
         FailureKind.CANCELLED,
@@ -94,7 +95,7 @@ class _Rank:
 
 
 def collect(attempt: AttemptDir, spec: TrialSpec, record: Attempt) -> Attempt:
-    """The record of an attempt whose job has ended: `record`, with its outcome and what it cost."""
+    """Return `record` with its outcome and its cost, once the attempt's job has ended."""
     ranks = [
         _Rank(rank=rank, outcome=_rank_outcome(attempt, rank), ended=_read_exit(attempt, rank))
         for rank in range(spec.plan.ranks)
@@ -117,7 +118,10 @@ def _outcome(attempt: AttemptDir, spec: TrialSpec, ranks: Sequence[_Rank]) -> Ou
 
 
 def _root_cause(attempt: AttemptDir, ranks: Sequence[_Rank]) -> Failure:
-    """The failure that explains those of the other ranks, or the scheduler's word where they have none."""
+    """Return the failure that explains those of the other ranks.
+
+    The scheduler's word replaces it where the ranks show only the effects of an end from outside.
+    """
     found = [
         (_weight(failure, rank), rank.rank, failure) for rank in ranks if (failure := _failure(attempt, rank))
     ]
@@ -140,7 +144,7 @@ def _told_by(word: SchedulerWord, cause: Failure) -> Failure:
 
 
 def _weight(failure: Failure, rank: _Rank) -> int:
-    """How far down the chain of causes a rank's failure stands."""
+    """Return how far down the chain of causes a rank's failure stands."""
     if rank.outcome is None and rank.ended is not None and failure.kind is FailureKind.CRASHED:
         return _ABORTED if rank.ended.returncode == -signal.SIGABRT else _KILLED
     return _CAUSES.get(failure.kind, 0)
@@ -149,7 +153,10 @@ def _weight(failure: Failure, rank: _Rank) -> int:
 def measurement(
     plan: Plan, model: ModelShape, ranks: Sequence[RankMeasurement], steps: Sequence[StepMetrics]
 ) -> Measurement:
-    """Over all ranks: the step times in which all had ended; the fullest rank's memory."""
+    """Combine the measurements of all ranks.
+
+    A step ends when all ranks have ended it; memory is that of the fullest rank.
+    """
     first = min(ranks, key=lambda rank: rank.rank)
     steps_s = _steps_s(plan, ranks)
     step_s = statistics.median(steps_s)
@@ -187,17 +194,22 @@ def _spared_steps(found: Measurement, measure: MeasureSpec) -> int:
 
 
 def _steps_s(plan: Plan, ranks: Sequence[RankMeasurement]) -> Sequence[float]:
-    """Timed steps, as rank 0 saw them, since each ends with all; in a pipeline as the last to end did."""
+    """Return the timed steps.
+
+    Without a pipeline they are those of rank 0, since each step ends with all ranks. In a pipeline each is
+    that of the rank that ended last.
+    """
     if plan.pipeline == 1:
         return min(ranks, key=lambda rank: rank.rank).step_s
     return [max(seconds) for seconds in zip(*(rank.step_s for rank in ranks), strict=True)]
 
 
 def _bubble(plan: Plan, ranks: Sequence[RankMeasurement]) -> float | None:
-    """See Measurement. The phase ends for all stages of a copy of the model with the last one's.
+    """Return the mean share of its time that a stage waits for others, see Measurement.
 
-    A stage that has ended before waits in its update, where stages add up their gradients' norms: what it
-    waited while it exchanged is less than all.
+    For all stages of one copy of the model, the phase ends when its last stage ends. A stage that ends
+    earlier waits in its update, where the stages sum their gradients' norms, so its exchange holds only part
+    of its wait.
     """
     copies: defaultdict[int, list[StepSplit]] = defaultdict(list)
     for rank in ranks:
@@ -213,7 +225,10 @@ def _bubble(plan: Plan, ranks: Sequence[RankMeasurement]) -> float | None:
 
 
 def _host_peak_bytes(ranks: Sequence[RankMeasurement]) -> int:
-    """A node's ranks share its memory. As they need not peak together, it held this or less."""
+    """Return the largest sum over one host's ranks, which share its memory.
+
+    It is an upper bound, since the ranks need not peak together.
+    """
     per_host: Counter[str] = Counter()
     for rank in ranks:
         per_host[rank.host] += rank.host_peak_bytes
@@ -221,7 +236,10 @@ def _host_peak_bytes(ranks: Sequence[RankMeasurement]) -> int:
 
 
 def _elapsed(attempt: AttemptDir, ends: Sequence[RankExit]) -> Elapsed:
-    """Where its time went, as far as its files say. The queue's part by the clocks of two hosts."""
+    """Return where the attempt's time went, as far as its files tell.
+
+    The queue time is the difference of two hosts' clocks.
+    """
     starts = [ended.startup_s for ended in ends if ended.startup_s is not None]
     total_s = max((ended.seconds for ended in ends), default=None)
     startup_s = max(starts, default=total_s)
@@ -257,11 +275,11 @@ def _rank_outcome(attempt: AttemptDir, rank: int) -> RankOutcome | None:
 
 
 _SIGNALS = {int(number) for number in signal.Signals}  # real-time signals have no names
-_RANK_OUTCOME: Any = RankOutcome  # a union, which `type[T]` does not admit
+_RANK_OUTCOME: Any = RankOutcome  # a union, which `type[T]` does not accept
 
 
 def _failure(attempt: AttemptDir, rank: _Rank) -> Failure | None:
-    """How a rank failed; None for one that did not."""
+    """Return how a rank failed; None if it did not."""
     if isinstance(rank.outcome, RankMeasurement):
         return None
     if isinstance(rank.outcome, Failure):
@@ -284,7 +302,7 @@ def _read_exit(attempt: AttemptDir, rank: int) -> RankExit | None:
 
 
 def _from_exit(attempt: AttemptDir, ended: RankExit) -> Failure:
-    """A rank that left no outcome, by how its process ended."""
+    """Return the failure of a rank that left no outcome, by how its process ended."""
     kind, message = _explain(ended)
     stacks = attempt.stacks(ended.rank)
     evidence = stacks.read_text(errors="replace") if stacks.exists() else ""
@@ -302,18 +320,18 @@ def _explain(ended: RankExit) -> tuple[FailureKind, str]:
     if ended.reason is ExitReason.HUNG:
         return FailureKind.HUNG, f"made no progress for {ended.silent_s:.0f} s{where}"
     if ended.reason is ExitReason.TIMED_OUT:
-        return FailureKind.TIMED_OUT, f"was still at work after {ended.seconds:.0f} s{where}"
+        return FailureKind.TIMED_OUT, f"was still running after {ended.seconds:.0f} s{where}"
     if ended.reason is not ExitReason.EXITED:
-        return _BY_REASON[ended.reason], f"was ended ({ended.reason}){where}"
+        return _BY_REASON[ended.reason], f"was stopped ({ended.reason}){where}"
     if ended.returncode >= 0:
-        return FailureKind.CRASHED, f"ended with status {ended.returncode} and without an outcome{where}"
+        return FailureKind.CRASHED, f"exited with status {ended.returncode} without an outcome{where}"
     name = (
         signal.Signals(-ended.returncode).name
         if -ended.returncode in _SIGNALS
         else f"signal {-ended.returncode}"
     )
     if -ended.returncode == signal.SIGKILL and ended.oom_kills > 0:
-        return FailureKind.HOST_OOM, f"was killed by the kernel for want of memory{where}"
+        return FailureKind.HOST_OOM, f"was killed by the kernel because host memory ran out{where}"
     return FailureKind.CRASHED, f"was killed by {name}{where}"
 
 
@@ -325,7 +343,7 @@ def _log_tail(attempt: AttemptDir, rank: int) -> str:
 
 
 def _launcher_tail(attempt: AttemptDir) -> str:
-    """What submitit wrote, where not even a supervisor started."""
+    """Return the end of submitit's logs, for a job in which not even a supervisor started."""
     logs = sorted(attempt.submitit.glob("*.log")) + sorted(attempt.submitit.glob("*.out"))
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""What other studies have seen of the same model on the same machine, for estimates to learn from."""
+"""Find trials of other studies with the same model and machine, for estimates to learn from."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Record = TypeVar("Record")
 
 
 def earlier_trials(studies_dir: Path, record: StudyRecord) -> list[Trial]:
-    """Trials of other studies that had an estimate and say how good it was: the newest, oldest first.
+    """Return trials of other studies that show how good their estimate was: the newest, oldest first.
 
-    Only reads. What is no study, or cannot be read, is passed over.
+    Only reads. A directory that is no study or cannot be read is skipped.
     """
     found = (
         trial
@@ -50,7 +50,7 @@ def _record_of(directory: StudyDir) -> StudyRecord | None:
 
 
 def _newest_first(studies_dir: Path) -> list[StudyDir]:
-    """By the time a study was last begun or resumed: good enough for an order."""
+    """Sort studies by when they were last started or resumed, precisely enough for an order."""
     dated: list[tuple[float, StudyDir]] = []
     for path in studies_dir.glob("*/study.json"):
         try:
@@ -61,7 +61,10 @@ def _newest_first(studies_dir: Path) -> list[StudyDir]:
 
 
 def _is_alike(other: StudyRecord | None, record: StudyRecord) -> bool:
-    """Whether its trials would need as much, and take as long, in this study. A copy of this study is it."""
+    """True if the other study's trials would need as much memory and time in this study.
+
+    False for a copy of this study, which has its name.
+    """
     if other is None or other.name == record.name:
         return False
     return (
@@ -72,12 +75,12 @@ def _is_alike(other: StudyRecord | None, record: StudyRecord) -> bool:
 
 
 def _shape(model: ModelShape) -> ModelShape:
-    """Neither its name nor where its weights come from makes a difference."""
+    """Return the shape without its name and the path of its weights, which make no difference."""
     return dataclasses.replace(model, name="", path=None)
 
 
 def _telling(directory: StudyDir) -> Iterator[Trial]:
-    """The latest trials first, read one at a time."""
+    """Yield the study's trials that tell about their estimate, the latest first, read one at a time."""
     for place in reversed(directory.trials()):
         trial = _tolerant(partial(read_trial, place))
         if trial is not None and _tells(trial):
@@ -85,7 +88,7 @@ def _telling(directory: StudyDir) -> Iterator[Trial]:
 
 
 def _tells(trial: Trial) -> bool:
-    """Whether it was estimated, and then ran to an end that shows its memory; each job counts once."""
+    """True if the trial was estimated, and ended in a way that shows its memory; a job counts once."""
     if trial.estimate is None or trial.plan is None or not trial.state.is_closed:
         return False
     if trial.state in (State.REUSED, State.SUSPECT):
@@ -97,7 +100,7 @@ def _tells(trial: Trial) -> bool:
 
 
 def _tolerant(read: Callable[[], Record | None]) -> Record | None:
-    """None for what is torn, not UTF-8, of another version or not permitted."""
+    """Return what `read` returns; None for a torn, non-UTF-8, foreign-version or forbidden file."""
     try:
         return read()
     except (OSError, ValueError):

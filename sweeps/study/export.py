@@ -1,4 +1,7 @@
-"""The winner as files that run without us: best/{ds_config.json, plan.json, overrides.txt, command.sh}."""
+"""Write the winner as files that run without shardsweep.
+
+They are best/{ds_config.json, plan.json, overrides.txt, command.sh}.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from train_entry.contract import StudyDir, Trial, dump, write_atomic
 
 
 def reproduce_command(overrides: Sequence[str]) -> str:
-    """The command line that runs one trial alone, ready to paste."""
+    """Return the command line that runs one trial alone, ready to paste."""
     return shlex.join(["python", "sweep.py", *overrides])
 
 
 def write_best(directory: StudyDir, trial: Trial) -> Path:
-    """Write, or replace, the study's winner; returns the folder."""
+    """Write, or replace, the study's winner; return the folder."""
     if trial.plan is None:
         raise ValueError(f"trial {trial.number} has no plan")
     best = directory.best
@@ -24,7 +27,7 @@ def write_best(directory: StudyDir, trial: Trial) -> Path:
     write_atomic(best / "overrides.txt", "".join(f"{override}\n" for override in trial.overrides))
     write_atomic(best / "command.sh", _script(directory, trial))
     text = ds_config_text(trial.plan)
-    if text is None:  # ddp: a winner of an earlier start may have left one
+    if text is None:  # ddp has none; the winner of an earlier start may have left one
         (best / "ds_config.json").unlink(missing_ok=True)
     else:
         write_atomic(best / "ds_config.json", text)

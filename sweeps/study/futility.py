@@ -1,4 +1,4 @@
-"""When a running trial is known to be slower than the best, and is ended. Pure."""
+"""Decide when a running trial is known to be slower than the best, and is ended. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from sweeps.study.limits import NOISE
 from train_entry.contract import Goal, Origin, Ranking, Trial
 
-MARGIN = 2 * NOISE  # a trial slower than the best by less goes on: it may yet be confirmed as the best
+MARGIN = 2 * NOISE  # a trial that is slower by less goes on: the confirmation may find it the best
 
 
 def step_to_beat_s(trial: Trial, trials: Sequence[Trial], goals: Sequence[Goal]) -> float | None:
-    """The step time above which the trial cannot win; None: it is measured to its end.
+    """Return the step time above which the trial cannot win; None: it is measured to its end.
 
-    With several goals a slower plan may win by another, and what a user asks for alone, or measures for
-    comparison only, is no contender.
+    It is None with several goals, since a slower plan may win by another goal, and for a trial that cannot
+    win: one that a user asked for, or that is measured for comparison only.
     """
     best = Ranking(trials, goals[0]).best_value
     is_compared = len(goals) == 1 and trial.origin is not Origin.USER and not trial.is_single_gpu

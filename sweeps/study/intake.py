@@ -1,4 +1,4 @@
-"""New trials: put on record as queued, or closed at once where no launch can teach anything."""
+"""Record new trials as queued, or close them at once where a launch would teach nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from train_entry.contract import Closing, Origin, State, Trial
 
 @dataclass(kw_only=True)
 class Intake:
-    """Numbers trials, refuses those that cannot fit, and finds those that would repeat a job."""
+    """The entry of new trials into a study.
+
+    It numbers them, refuses those that cannot fit, and finds those that would repeat a job.
+    """
 
     journal: Journal
     gate: Gate
@@ -55,7 +58,7 @@ class Intake:
             self.journal.say(doubt)
 
     def settle(self, waiting: Trial) -> None:
-        """Share the result of a trial's twin once there is one; without one the trial is launched itself."""
+        """Close a trial with its twin's result, once there is one; if the twin has none, launch the trial."""
         twin = self.journal.ledger[waiting.reused_from or 0]
         if twin.state in (State.MEASURED, State.INFEASIBLE):
             closing = Closing(at=self.journal.clock.now(), outcome=twin.outcome)
@@ -64,7 +67,7 @@ class Intake:
             self.journal.record(dataclasses.replace(waiting, reused_from=None))
 
     def _twin(self, planned: Planned) -> Trial | None:
-        """A trial whose result this one can share: known, or on its way to us."""
+        """Return a trial of the same plan whose result is known or on its way."""
         if self.journal.proposer.repeats_duplicates:
             return None
         twin = self.journal.ledger.twin(planned.fingerprint or "")

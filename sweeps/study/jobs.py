@@ -1,4 +1,4 @@
-"""The running jobs of a study: an attempt is submitted, found again, or cancelled."""
+"""The running jobs of a study: submit an attempt, find it again, or cancel it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train_entry.contract import Attempt, Trial
 
 @dataclass(kw_only=True)
 class Jobs:
-    """One job at most of each trial."""
+    """The running jobs, at most one per trial."""
 
     cluster: Cluster
     ledger: Ledger
@@ -24,7 +24,10 @@ class Jobs:
     running: dict[int, JobHandle] = field(default_factory=dict)  # by trial number
 
     def submit(self, trial: Trial, attempt: Attempt, beat_step_s: float | None) -> None:
-        """Launch an attempt that is on record. Timing ends once steps are known to be slower than asked."""
+        """Launch an attempt that is on record.
+
+        Its timing ends once its steps are known to be slower than `beat_step_s`.
+        """
         spec = self.planner.spec(trial, attempt.number, attempt.kind)
         spec = dataclasses.replace(
             spec,
@@ -35,7 +38,7 @@ class Jobs:
         self.running[trial.number] = self.cluster.submit(directory, spec, attempt.slots)
 
     def was_submitted(self, trial: Trial, attempt: Attempt) -> bool:
-        """Whether a job may exist: submitit writes to its folder before it starts one."""
+        """True if a job may exist: submitit writes to its folder before it starts a job."""
         directory = self.ledger.attempt(trial.number, attempt.number)
         return directory.spec.exists() and directory.submitit.exists()
 
@@ -46,7 +49,7 @@ class Jobs:
         self.running[trial.number] = self.cluster.attach(directory, ranks, attempt.slots)
 
     def ended(self) -> list[tuple[int, JobHandle]]:
-        """Jobs that have ended since the last look, with their trials' numbers."""
+        """Return the jobs that have ended since the last call, with their trials' numbers."""
         over = [
             (number, handle)
             for number, handle in self.running.items()
@@ -57,12 +60,12 @@ class Jobs:
         return over
 
     def cancel_all(self) -> tuple[list[tuple[int, JobHandle]], list[str]]:
-        """The jobs that were ended, and a line for each that may still be there."""
+        """Cancel all jobs. Return them, and a line for each that may still exist."""
         over = list(self.running.items())
         problems = self.cluster.cancel(*self.running.values())
         self.running.clear()
         return over, problems
 
     def beside(self, slots: tuple[str, ...]) -> list[int]:
-        """Trials of this study that run on a node of these slots."""
+        """Return this study's trials that run on a node of these slots."""
         return [number for number, job in self.running.items() if share_a_node(job.slots, slots)]

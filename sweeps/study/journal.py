@@ -1,4 +1,4 @@
-"""Where every change of a trial goes: on record first, then to the sampler, then to whoever watches."""
+"""Pass on every change of a trial: first to the record, then to the sampler, then to observers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from train_entry.contract import Trial
 
 
 class Observer(Protocol):
-    """Hears of every change of a trial after it is on record; may be slow, may not raise."""
+    """A listener that hears of a trial's change after it is on record. It may be slow, but may not raise."""
 
     def changed(self, trial: Trial) -> None: ...
 
     def tick(self, running: dict[int, JobHandle]) -> None:
-        """Called at every turn of the loop."""
+        """Act once in every iteration of the loop."""
 
     def message(self, text: str) -> None: ...
 
@@ -32,7 +32,7 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Journal:
-    """The ledger of a study, and who hears of it."""
+    """A study's ledger, and those who hear of its changes."""
 
     ledger: Ledger
     proposer: Proposer
@@ -46,7 +46,7 @@ class Journal:
         return trial
 
     def close(self, trial: Trial) -> None:
-        """Record a trial that has come to its end."""
+        """Record a trial that has ended, and let the proposer learn from it."""
         self.ledger.put(trial)
         self.proposer.closed(trial)
         self.observer.changed(trial)
@@ -55,7 +55,7 @@ class Journal:
         self.observer.message(text)
 
     def say_once(self, topic: str, text: str) -> None:
-        """Say it, unless something was said on this topic since it was last dropped."""
+        """Say it, unless something was said on this topic since the topic was last dropped."""
         if topic not in self._said:
             self._said.add(topic)
             self.say(text)

@@ -1,4 +1,4 @@
-"""The record of a study: every trial, written before anyone else hears of it. Files are the truth."""
+"""The record of a study: every trial, written before anyone else hears of it. The files are the truth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from train_entry.contract import (
 
 
 class Ledger:
-    """The trials of one study. Numbers count from 1 and are never given twice."""
+    """The trials of one study. Numbers count from 1 and are never reused."""
 
     def __init__(self, directory: StudyDir) -> None:
         self.directory = directory
@@ -48,13 +48,13 @@ class Ledger:
         return max(self._trials, default=0) + 1
 
     def put(self, trial: Trial) -> Trial:
-        """Record a trial as it now is."""
+        """Record a trial in its current state."""
         write_atomic(self.directory.trial(trial.number).record, dump(trial))
         self._trials[trial.number] = trial
         return trial
 
     def open_attempt(self, spec: TrialSpec, ds_config: str | None) -> AttemptDir:
-        """A directory for one launch, holding all that the job is told. Fails where it exists already."""
+        """Make a directory for one launch, with all that the job is told. Fails where it exists already."""
         attempt = self.directory.trial(spec.trial).attempt(spec.attempt)
         attempt.path.mkdir(parents=True)
         write_atomic(attempt.spec, dump(spec))
@@ -66,7 +66,7 @@ class Ledger:
         return self.directory.trial(trial).attempt(attempt)
 
     def twin(self, fingerprint: str) -> Trial | None:
-        """An earlier trial that runs, or ran to an end that says something, the very same job."""
+        """Return an earlier trial of the very same job that runs, or that ended with a telling result."""
         telling = (State.RUNNING, State.MEASURED, State.INFEASIBLE)
         for trial in self.trials:
             if trial.fingerprint == fingerprint and trial.state in telling and not trial.is_refused:
@@ -78,16 +78,16 @@ def _read_trial(folder: TrialDir) -> Trial:
     try:
         trial = read_trial(folder)
     except ContractError as error:
-        raise ConfigError(f"{error}; mend or remove this file, the study cannot go on without it") from error
+        raise ConfigError(f"{error}; repair or remove this file so that the study can continue") from error
     assert trial is not None, "trials() lists directories that have a record"
     return trial
 
 
 def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -> StudyRecord:
-    """Begin a study, or go on with the one of that name.
+    """Start a study, or continue the one of that name.
 
-    Limits may be raised on resume; what makes trials comparable may not change. Raises ConfigError naming
-    each difference.
+    Limits may be raised on resume; settings that make trials comparable may not change. Raises ConfigError
+    with each difference.
     """
     try:
         known = read_document(directory.record, StudyRecord)
@@ -106,7 +106,7 @@ def open_study(directory: StudyDir, asked: StudyRecord, accept_versions: bool) -
 
 
 def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -> Iterator[str]:
-    """Why a study cannot go on as asked, a line each."""
+    """Yield the reasons why a study cannot continue as asked, one line each."""
     pairs: list[tuple[str, Scalar, Scalar]] = [("objective", _sought(known), _sought(asked))]
     keys = {**known.asked, **asked.asked}
     pairs += [(key, asked_value(known, key), asked_value(asked, key)) for key in keys]
@@ -124,7 +124,7 @@ def differences(known: StudyRecord, asked: StudyRecord, accept_versions: bool) -
         if before != now:
             yield (
                 f"study {known.name}: {name} was {before}, now {now}, which changes timings; "
-                "accept_versions=true goes on all the same"
+                "accept_versions=true continues nevertheless"
             )
 
 
@@ -136,7 +136,7 @@ def _sought(record: StudyRecord) -> str:
 
 @contextmanager
 def exclusive(directory: StudyDir) -> Iterator[None]:
-    """Hold a study: one orchestrator at a time. The lock ends with the process, however it ends."""
+    """Lock a study for one orchestrator at a time. The lock ends with the process, however it ends."""
     directory.path.mkdir(parents=True, exist_ok=True)
     with directory.lock.open("a+") as lock:
         try:

@@ -1,4 +1,4 @@
-"""When a study ends. Limits are totals over all its starts."""
+"""Decide when a study ends. Limits are totals over all its starts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from train_entry.contract import (
 )
 
 SECONDS_PER_HOUR = 3600
-NOISE = 0.005  # of a measurement that does not say how exact it is, as a share
+NOISE = 0.005  # relative error of a measurement that does not state one
 
 
 class StopReason(StrEnum):
-    """Why no further trial is launched; the text is what a person reads."""
+    """The reason why no further trial is launched. The text is shown to the user."""
 
     EXHAUSTED = "every point of the space is known"
     TRIALS = "limits.trials is reached"
@@ -42,19 +42,19 @@ class StopReason(StrEnum):
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing at all may be launched any more."""
+        """True if nothing at all may be launched any more."""
         return self in (StopReason.HOURS, StopReason.GPU_HOURS, StopReason.COST, StopReason.INTERRUPTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What a study has used up, and what it got for it."""
+    """The resources that a study has used, and its recent success."""
 
     launched: int
     active_s: float
     gpu_s: float
-    failures: int = 0  # of one kind, one after another, the latest
-    without_improvement: int = 0  # trials since the best was found
+    failures: int = 0  # the latest trials in a row that failed in the same way
+    without_improvement: int = 0  # trials since the last improvement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Limits:
     patience: int | None = None
 
     def reached(self, spent: Spent, reserve: Spent | None = None) -> StopReason | None:
-        """The first limit that is reached, or would be with what is kept in reserve for the confirmation."""
+        """Return the first limit that is reached, or would be with the confirmation's reserve."""
         kept_s = reserve.active_s if reserve else 0.0
         gpu_h = (spent.gpu_s + (reserve.gpu_s if reserve else 0.0)) / SECONDS_PER_HOUR
         checks = (
@@ -84,7 +84,10 @@ class Limits:
 
 
 def spent_by(trials: Sequence[Trial], goals: Sequence[Goal], now: float, since: float) -> Spent:
-    """What a study has used up by now; `since`: when this start began, which earlier failures do not end."""
+    """Return what a study has used by now.
+
+    `since` is when this start began: failures before it do not count.
+    """
     return Spent(
         launched=launched(trials),
         active_s=active_seconds(trials, now),
@@ -95,7 +98,10 @@ def spent_by(trials: Sequence[Trial], goals: Sequence[Goal], now: float, since: 
 
 
 def reserve_of(trials: Sequence[Trial], goal: Goal, confirm: ConfirmConfig) -> Spent:
-    """What one more launch and the confirmation after it will take: two rounds of whom it is about."""
+    """Return what one more launch and the confirmation after it will take.
+
+    The confirmation counts as two rounds of the trials that it would measure again.
+    """
     repeated = to_confirm(trials, goal, confirm)
     measured = [trial for _, trial in Ranking(trials, goal).contenders]
     if not repeated or not measured:
@@ -107,12 +113,15 @@ def reserve_of(trials: Sequence[Trial], goal: Goal, confirm: ConfirmConfig) -> S
 
 
 def launched(trials: Iterable[Trial]) -> int:
-    """Trials of the search that cost a launch."""
+    """Return how many trials of the search cost a launch."""
     return sum(trial.is_launched and trial.origin is not Origin.USER for trial in trials)
 
 
 def active_seconds(trials: Iterable[Trial], now: float) -> float:
-    """How long the study has had an open trial, or one measured again: time between starts does not count."""
+    """Return how long the study had an open trial, or a trial that was measured again.
+
+    Time between starts does not count.
+    """
     total_s, until = 0.0, 0.0
     for begin, end in sorted(span for trial in trials for span in _spans(trial, now)):
         total_s += max(0.0, end - max(begin, until))
@@ -128,7 +137,7 @@ def _spans(trial: Trial, now: float) -> Iterator[tuple[float, float]]:
 
 
 def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
-    """The latest trials that ended since then, as far back as they failed in one and the same way."""
+    """Return the latest trials that ended since then, as far back as they failed in the same way."""
     ended = [trial for trial in trials if trial.is_launched and (trial.closed_at or 0.0) >= since]
     latest_first = sorted(ended, key=lambda trial: (trial.closed_at or 0.0, trial.number), reverse=True)
     kinds = [trial.outcome.kind if isinstance(trial.outcome, Failure) else None for trial in latest_first[:1]]
@@ -145,9 +154,10 @@ def failures_in_a_row(trials: Iterable[Trial], since: float) -> Sequence[Trial]:
 
 
 def without_improvement(trials: Iterable[Trial], goals: Sequence[Goal]) -> int:
-    """Trials of the search that were launched and ended since one was better, beyond noise, than any before.
+    """Return how many launched trials of the search have ended since the last improvement.
 
-    With several goals: since one joined the Pareto front, better than each before it by one goal at least.
+    A trial is an improvement if it is better than any before it, beyond noise. With several goals, it is one
+    if it joins the Pareto front: better than each trial before it by at least one goal.
     """
     known = list(trials)
     launches = launch_noise(known, goals[0])

@@ -1,4 +1,4 @@
-"""The loop: collect what ended, decide what is next, launch it. Each finished job frees its slot at once.
+"""Run a study: collect ended jobs, decide what is next, launch it. Each finished job frees its slot at once.
 
 Order of writes: the job's outcome files, the ledger, the sampler, the tracker. Whatever ends this process,
 the next start goes on from the ledger and the attempt directories.
@@ -43,8 +43,8 @@ from train_entry.contract import (
 from train_entry.contract.study.trial import TRIES
 
 POLL_S = 0.2
-MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing, where there is no end of them
-STEPS_A_TURN = 40  # between two looks at the running jobs and at Ctrl-C
+MAX_UNPRODUCTIVE = 500  # proposals in a row that launch nothing, in an infinite space
+STEPS_A_TURN = 40  # launches and proposals between two looks at the running jobs and at Ctrl-C
 SEARCH_ENDS = {Pause.NO_BETTER: StopReason.NO_BETTER, Pause.EXHAUSTED: StopReason.EXHAUSTED}
 
 
@@ -63,13 +63,13 @@ class StudyLoop:
     cancel_on_interrupt: bool = True
     check_best: int = 0
     confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
-    pruning: Pruning | None = None  # of trials whose loss falls behind; None: all run to their end
-    futility: bool = True  # end trials that are known to be slower than the best
+    pruning: Pruning | None = None  # ends trials whose loss falls behind; None: all run to their end
+    futility: bool = True  # whether trials that are known to be slower than the best are ended
     interrupted: Callable[[], bool] = lambda: False
     clock: Clock = field(default_factory=Clock)
-    _alone: int | None = None  # the one trial to run; others of the study are left as they are
+    _alone: int | None = None  # the number of the one trial to run; the study's others stay as they are
     _unproductive: int = 0
-    _started_at: float = 0.0  # a failure of an earlier start may be mended by now
+    _started_at: float = 0.0  # earlier failures do not count: their cause may be repaired by now
 
     def __post_init__(self) -> None:
         self._journal = Journal(
@@ -87,10 +87,10 @@ class StudyLoop:
             retries=self.limits.retries,
         )
 
-    # ------------------------------------------------------------------ turns
+    # ------------------------------------------------------------------ the loop
 
     def run(self, point: Point | None = None) -> StopReason:
-        """Search until a limit is reached or nothing is left; with a point, measure just that one, anew."""
+        """Search until a limit is reached or nothing is left; with a point, measure only that one, anew."""
         self._started_at = self.clock.now()
         self.gate.recall(self.ledger.trials)
         self._recovery.collect_own_trials()
@@ -113,7 +113,7 @@ class StudyLoop:
             self.clock.sleep(POLL_S)
 
     def _advance(self) -> StopReason | None:
-        """Launch and propose as far as slots are free. Returns why the study has ended, once it has."""
+        """Launch and propose as far as slots are free. Return why the study has ended, once it has."""
         search_end = StopReason.EXHAUSTED if self._alone else None
         for _ in range(STEPS_A_TURN):
             for trial in self._queued():
@@ -128,7 +128,7 @@ class StudyLoop:
                     continue
                 if step.purpose is not Purpose.DRIFT:
                     return None
-            # A look for drift that finds no free slots keeps no smaller trial from being proposed.
+            # A drift repeat that finds no free slots does not keep a smaller trial from being proposed.
             if search_end is not None or self.cluster.free_ranks() == 0:
                 return None
             found = self.proposer.next(self.ledger.trials)
@@ -154,7 +154,7 @@ class StudyLoop:
         return Policy(confirm=self.confirm, check_best=self.check_best)
 
     def _conclude(self) -> None:
-        """Put the winner on record, from its repeats."""
+        """Record the winner, as its repeats show it."""
         winner = conclude(self.ledger.trials, self.study.goal, self.confirm)
         if winner is not None:
             write_atomic(self.ledger.directory.winner, dump(winner))
@@ -164,13 +164,13 @@ class StudyLoop:
         return reason
 
     def _trials(self) -> list[Trial]:
-        """Those that this start is about."""
+        """Return the trials that this start is about."""
         return [trial for trial in self.ledger.trials if self._alone in (None, trial.number)]
 
     def _queued(self) -> list[Trial]:
         return [trial for trial in self._trials() if trial.state is State.QUEUED]
 
-    # ------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------ ending trials and the search
 
     def _ending(self, number: int, is_cancelled: bool = False) -> Ending:
         return Ending(
@@ -178,7 +178,7 @@ class StudyLoop:
         )
 
     def _interrupt(self) -> StopReason:
-        fate = "cancelled" if self.cancel_on_interrupt else "left to themselves"
+        fate = "cancelled" if self.cancel_on_interrupt else "left running"
         self._journal.say(f"interrupted: {len(self._jobs.running)} running trials are {fate}")
         if self.cancel_on_interrupt:
             over, problems = self._jobs.cancel_all()
@@ -194,10 +194,10 @@ class StudyLoop:
         if self.pruning is None:
             return
         for number in self.pruning.look(self._jobs.running, self.proposer.open_proposals):
-            self._journal.say(f"trial {number:04d} falls behind, and is asked to end")
+            self._journal.say(f"trial {number:04d} falls behind and is asked to end")
 
     def _limit_reached(self) -> StopReason | None:
-        """Why no trial is proposed any more, with what the confirmation will take in reserve."""
+        """Return why no trial is proposed any more. What the confirmation will take is kept in reserve."""
         trials = self.ledger.trials
         new = sum(trial.reused_from is None and not trial.is_launched for trial in self._queued())
         spent = spent_by(trials, self.study.goals, self.clock.now(), self._started_at)
@@ -211,7 +211,7 @@ class StudyLoop:
         return reason
 
     def _is_spent(self) -> bool:
-        """Whether nothing at all may be launched any more."""
+        """True if nothing at all may be launched any more."""
         spent = spent_by(self.ledger.trials, self.study.goals, self.clock.now(), self._started_at)
         reason = self.limits.reached(spent)
         return self.interrupted() or (reason is not None and reason.is_spent)
@@ -219,14 +219,14 @@ class StudyLoop:
     # ------------------------------------------------------------------ proposals, launches
 
     def _take_up(self, found: Suggestion) -> StopReason | None:
-        """Make a proposal a trial. Returns why the search ends, where hundreds launched nothing."""
+        """Make a proposal a trial. Return why the search ends, once hundreds have launched nothing."""
         self._intake.open(found)
         self._unproductive += 1
         is_endless = not self.proposer.is_finite and self._unproductive > MAX_UNPRODUCTIVE
         return StopReason.UNPRODUCTIVE if is_endless else None
 
     def _launch(self, step: Launch) -> bool:
-        """False: no slots are free for it now."""
+        """Launch it; False if no slots are free for it now."""
         trial = step.trial
         if trial.plan is None:
             raise ValueError(f"trial {trial.number} has no plan")
@@ -262,7 +262,7 @@ class StudyLoop:
         if step.purpose is Purpose.CONFIRM:
             self._journal.say(f"confirming {name}, round {step.round}")
         elif step.kind is AttemptKind.CHECK:
-            self._journal.say(f"{name} is trained longer, for a loss to compare")
+            self._journal.say(f"{name} is trained longer, to compare its loss")
 
     def _mark_shared(self, number: int) -> None:
         trial = self.ledger[number]

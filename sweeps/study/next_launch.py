@@ -1,4 +1,4 @@
-"""What a study launches next: first runs, retries, looks for drift, confirmations, checks. Pure.
+"""Decide what a study launches next: first runs, retries, drift repeats, confirmations, checks. Pure.
 
 The loop asks after every change and carries out the answer. It proposes new trials itself, and asks again.
 """
@@ -17,45 +17,45 @@ from train_entry.contract.study.drift import due
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Launch this trial now, once."""
+    """The answer to launch this trial now, once."""
 
     trial: Trial
     kind: AttemptKind
-    purpose: Purpose | None = None  # of a repeat
-    round: int = 0  # of the confirmation, from 1
+    purpose: Purpose | None = None  # for a repeat only
+    round: int = 0  # of the confirmation, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Launch nothing: a running trial decides what is next, or the search proposes a trial."""
+    """The answer to launch nothing: a running trial decides what is next, or the search proposes one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """Nothing is left to launch."""
+    """The answer that nothing is left to launch."""
 
     reason: StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """Everything beside the trials that decides."""
+    """The state of the loop that the decision depends on."""
 
     running: Collection[int]  # trials with a running job
     search_end: StopReason | None  # why no trial is proposed any more; None: the search goes on
-    is_spent: bool = False  # a limit forbids every further launch, the confirmation's included
+    is_spent: bool = False  # whether a limit forbids every further launch, even for the confirmation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """What a study launches beside the first runs of its trials."""
+    """The launches of a study beside the first runs of its trials."""
 
     confirm: ConfirmConfig
-    check_best: int  # of the best trials so many are trained longer
+    check_best: int  # the number of best trials that are trained longer
 
 
 def next_launch(trials: Sequence[Trial], goal: Goal, policy: Policy, now: Situation) -> Launch | Wait | Done:
-    """What to launch next, given all trials of the study."""
+    """Return what to launch next, given all trials of the study."""
     queued = [trial for trial in trials if trial.state is State.QUEUED]
     for trial in queued:
         if trial.reused_from is None:
@@ -73,7 +73,7 @@ def next_launch(trials: Sequence[Trial], goal: Goal, policy: Policy, now: Situat
 
 
 def _after_the_search(trials: Sequence[Trial], goal: Goal, policy: Policy) -> Launch | None:
-    """The confirmation, each repeat alone on the machine; then the checks of the best."""
+    """Return the next repeat of the confirmation, alone on the machine; then the next check."""
     if (repeat := next_repeat(trials, goal, policy.confirm)) is not None:
         trial, number = repeat
         return Launch(trial=trial, kind=AttemptKind.REPEAT, purpose=Purpose.CONFIRM, round=number)

@@ -1,4 +1,7 @@
-"""Which study a command line means: its name, and what must stay the same for its trials to compare."""
+"""Find the study that a command line means.
+
+That is its name, and the settings that must stay the same for its trials to be comparable.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ def study_record(
     machine: Machine,
     overrides: Sequence[str],
 ) -> StudyRecord:
-    """What a sweep asks. Without `study=` the name is derived, so that the same command resumes."""
+    """Return the record of what a sweep asks for.
+
+    Without `study=` the name is derived, so that the same command resumes the study.
+    """
     varied = {dimension.key for dimension in space.dimensions}
-    # The number itself: with `ranks=null` another machine would otherwise go on with other plans.
+    # The actual number: with `ranks=null` another machine would continue the study with other plans.
     flat = {**flat, "ranks": config.ranks or machine.default_ranks}
     asked = {key: value for key, value in flat.items() if key not in varied and scope_of(key).is_asked}
     dimensions = {dimension.key: dimension.text for dimension in space.dimensions}
     limits = {key: value for key, value in flat.items() if key.startswith("limits.")}
-    # Without what stands at its default: a key that a later version adds then leaves the name as it is.
+    # Keys at their defaults are left out, so that a key that a later version adds does not change the name.
     said = {key: value for key, value in asked.items() if value != flat_default(key)}
     text = json.dumps([said, dimensions], sort_keys=True)
     derived = f"{model.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -54,13 +60,16 @@ def study_record(
 
 
 def asked_value(record: StudyRecord, key: str) -> Scalar:
-    """What a study asks of a key. One that is younger than the study had its default's effect."""
+    """Return what a study asks for a key. Where a key is newer than the study, it had its default."""
     value: Scalar = record.asked.get(key, flat_default(key))
     return value
 
 
 def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
-    """What a single trial asks of the study it joins: the same model, data and batch; all else is its own."""
+    """Return the record that a single trial asks for when it joins the study `known`.
+
+    Model, data and batch are the single trial's, so that a difference shows; all else is the study's own.
+    """
     shared = {
         key: asked.asked.get(key) if is_marked(key, Mark.COMPARABLE) else value
         for key, value in known.asked.items()
@@ -69,23 +78,23 @@ def joined_record(known: StudyRecord, asked: StudyRecord) -> StudyRecord:
 
 
 def comparable(asked: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The part that even trials of one's own, gathered in one table, must share."""
+    """Return the settings that even single trials must share to be gathered in one table."""
     return {key: value for key, value in asked.items() if is_marked(key, Mark.COMPARABLE)}
 
 
 def collection_name(asked: StudyRecord) -> str:
-    """The study of single trials that can stand in one table with this one."""
+    """Return the name of the study of single trials that can stand in one table with this one."""
     text = json.dumps([comparable(asked.asked), dict(asked.versions)], sort_keys=True)
     return f"{asked.model.name}-single-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def goals(config: SweepConfig, ranks_vary: bool) -> tuple[Goal, ...]:
-    """What is sought, the most important first. Raises ConfigError where only the user can say which."""
+    """Return the goals, the most important first. Raise ConfigError where only the user can choose."""
     names = goal_names(config.objective)
     if names == ("auto",):
         if ranks_vary:
             raise ConfigError(
-                "ranks varies: say whether total or per-GPU throughput counts; "
+                "ranks varies, so choose total or per-GPU throughput: "
                 "objective may be tokens_per_s or tokens_per_s_per_gpu"
             )
         names = ("tokens_per_s_per_gpu",)
@@ -96,7 +105,10 @@ def goals(config: SweepConfig, ranks_vary: bool) -> tuple[Goal, ...]:
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """What changes a timing though no knob does. Read from metadata: importing torch takes seconds."""
+    """Return package versions and the device: they change timings though no knob does.
+
+    Versions are read from metadata, since importing torch takes seconds.
+    """
     return {name: importlib.metadata.version(name) for name in TIMED_PACKAGES} | {
         "device": machine.device_name
     }

@@ -1,4 +1,4 @@
-"""How a start goes on from what earlier starts left: running jobs, lost ones, refused plans."""
+"""Continue from what earlier starts left: running jobs, lost jobs, refused plans."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from train_entry.contract import Attempt, Closing, Failure, FailureKind, Origin,
 
 OPEN = (State.QUEUED, State.RUNNING, State.CANCELLED)
 NEVER_LAUNCHED = Failure(
-    kind=FailureKind.CANCELLED, message="never launched: its orchestrator ended before it could"
+    kind=FailureKind.CANCELLED, message="never launched: its orchestrator ended before that"
 )
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """Reads the ledger, and puts every change on record."""
+    """The recovery at a start. It reads the ledger, and records every change."""
 
     journal: Journal
     jobs: Jobs
     gate: Gate
-    _judged_by: int = -1  # trials that estimates had learned from, when refused plans were last judged
+    _judged_by: int = -1  # how many trials estimates had learned from when refused plans were judged
 
     def collect_own_trials(self) -> None:
-        """Watch the user's own trials, those without -m, that still run. The search repeats none of them."""
+        """Watch the user's own trials, started without -m, that still run. The search repeats none."""
         for trial in self.journal.ledger.trials:
             if trial.origin is not Origin.USER or trial.state not in (State.QUEUED, State.RUNNING):
                 continue
@@ -40,7 +40,7 @@ class Recovery:
     def resume_search(self) -> None:
         """Teach the sampler, find running jobs, queue the rest again."""
         for trial in self.journal.ledger.trials:
-            if trial.origin is Origin.USER:  # need not lie in the space, and is not the search's to repeat
+            if trial.origin is Origin.USER:  # may lie outside the space, and the search does not repeat it
                 continue
             if trial.state in OPEN:
                 self._resume(trial)
@@ -61,7 +61,10 @@ class Recovery:
                 self._reopen(trial)
 
     def _resume(self, trial: Trial) -> None:
-        """A cancelled job may have gone on where it could not be ended, so it is looked for as well."""
+        """Continue an open trial, or queue it again.
+
+        A job that could not be cancelled may have gone on, so cancelled jobs are looked for as well.
+        """
         attempt = trial.counted
         if attempt is None or trial.closing is not None or not self.jobs.was_submitted(trial, attempt):
             if not self._reopen(trial):
@@ -69,12 +72,12 @@ class Recovery:
             return
         self.journal.proposer.reopen(trial)
         again = dataclasses.replace(attempt, outcome=None, ended_at=None)
-        # The time between two starts is not the study's.
+        # The time between two starts does not count as the study's.
         resumed = dataclasses.replace(trial, created_at=self.journal.clock.now()).with_attempt(again)
         self.jobs.attach(self.journal.record(resumed), again)
 
     def _resume_repeat(self, trial: Trial, attempt: Attempt) -> None:
-        """Or a check."""
+        """Continue a repeat or a check, or record that it was never launched."""
         if self.jobs.was_submitted(trial, attempt):
             again = dataclasses.replace(attempt, started_at=self.journal.clock.now())
             self.jobs.attach(self.journal.record(trial.with_attempt(again)), again)
@@ -82,7 +85,10 @@ class Recovery:
             self.journal.record(trial.with_attempt(_unlaunched(attempt, is_replaced=True)))
 
     def _reopen(self, trial: Trial) -> bool:
-        """Queue a trial that was never launched, if by what is known now it may fit; else record why not."""
+        """Queue a trial that was never launched, if it may fit by current estimates.
+
+        Else record why it is refused, and return False.
+        """
         if trial.plan is None:
             raise ValueError(f"trial {trial.number} has no plan")
         estimate = self.gate.estimate(trial.plan)
@@ -103,7 +109,7 @@ class Recovery:
 
 
 def _unlaunched(attempt: Attempt, is_replaced: bool = False) -> Attempt:
-    """An attempt that was recorded and never launched: it took none of the study's time."""
+    """Close an attempt that was recorded but never launched, with no time of its own."""
     return dataclasses.replace(
         attempt,
         outcome=attempt.outcome or NEVER_LAUNCHED,

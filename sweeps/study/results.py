@@ -1,4 +1,4 @@
-"""What becomes of a trial when one of its attempts has ended."""
+"""Record the end of an attempt, and close its trial where that decides it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from train_entry.contract.study.trial import TRIES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How the loop stands when a job has ended."""
+    """The state of the loop when a job has ended."""
 
-    is_cancelled: bool = False  # we ended it
+    is_cancelled: bool = False  # the orchestrator ended it
     is_interrupted: bool = False  # Ctrl-C was pressed: nothing is launched again
-    is_alone: bool = False  # it is the one trial that runs
+    is_alone: bool = False  # it is the only trial that this start runs
 
 
 @dataclass(kw_only=True)
 class Results:
-    """Collects ended jobs, and closes trials where that decides them."""
+    """The collector of ended jobs. It closes the trials that they decide."""
 
     journal: Journal
     cluster: Cluster
@@ -51,7 +51,7 @@ class Results:
     retries: int
 
     def take(self, number: int, handle: JobHandle, ending: Ending) -> None:
-        """Put an attempt whose job has ended on record."""
+        """Record an attempt whose job has ended."""
         spec = read_document(handle.attempt.spec, TrialSpec)
         if spec is None:
             raise FileNotFoundError(handle.attempt.spec)
@@ -73,7 +73,7 @@ class Results:
         outcome = attempt.outcome
         assert outcome is not None, "collect() fills it in"
         self._compare_cards(trial.number, outcome)
-        if ending.is_cancelled and isinstance(outcome, Failure):  # a job that had finished before counts
+        if ending.is_cancelled and isinstance(outcome, Failure):  # a job that finished first still counts
             outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
         return dataclasses.replace(
             attempt,
@@ -82,7 +82,7 @@ class Results:
             is_replaced=is_replaced(
                 trial, attempt.kind, outcome, self.retries, ending.is_interrupted, ending.is_alone
             ),
-            # Others may have come while it ran.
+            # Other jobs may have started beside it while it ran.
             is_shared=attempt.is_shared or self.cluster.has_neighbours(handle.slots),
         )
 
@@ -90,15 +90,15 @@ class Results:
         return advice_for(trial, spec, self.planner.plan, self.gate.estimate, self.journal.ledger.trials)
 
     def _compare_cards(self, number: int, outcome: Outcome) -> None:
-        """Where a site gives several models one name, trials may run on different cards."""
+        """Warn of trials on different GPUs, as where a site gives several models one name."""
         names = _cards(outcome)
         for trial in self.journal.ledger.trials if names else ():
             others = _cards(trial.outcome)
             if others and others != names:
                 self.journal.say_once(
                     "cards",
-                    f"trial {number:04d} ran on {names}, trial {trial.number:04d} on {others}: they do not "
-                    "compare; cluster.gpu_type or cluster.constraint chooses one kind",
+                    f"trial {number:04d} ran on {names}, trial {trial.number:04d} on {others}: "
+                    "they are not comparable; choose one GPU type by cluster.gpu_type or cluster.constraint",
                 )
                 return
 
@@ -106,7 +106,7 @@ class Results:
         return Ranking(self.journal.ledger.trials, self.goal).drifts
 
     def _tell_drift(self, reference: Trial, before: Mapping[int, float]) -> None:
-        """Show every trial whose value a look for drift has corrected."""
+        """Show every trial whose value a drift repeat has corrected."""
         changed = [number for number, drift in self._drifts().items() if drift != before.get(number, 1.0)]
         for number in changed:
             self.journal.observer.changed(self.journal.ledger[number])

@@ -1,4 +1,4 @@
-"""Whether a trial is retried: whether another attempt takes the place of one that ended. Pure."""
+"""Decide if another attempt takes the place of one that ended. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def is_replaced(
     is_interrupted: bool = False,
     is_alone: bool = False,
 ) -> bool:
-    """Whether an attempt of this kind, ended so, is followed by another.
+    """True if another attempt follows one of this kind that had this outcome.
 
-    It is after a failure that tells nothing of the plan, while the trial has retries left. An attempt whose
-    nodes were taken back uses up none, and a repeat or check that was cancelled never counts. What Ctrl-C
-    cancelled is not followed by another; a trial of the user's own has retries only while it alone runs.
+    One follows a failure that says nothing about the plan, while the trial has retries left. An attempt whose
+    nodes were taken back uses up no retry, and a cancelled repeat or check is always replaced. No attempt
+    follows one that Ctrl-C cancelled. A user's own trial is retried only while it is the only one that runs.
     """
     if not isinstance(outcome, Failure) or VERDICTS[outcome.kind] is not Verdict.RETRY:
         return False
@@ -28,6 +28,6 @@ def is_replaced(
         return True
     if trial.origin is Origin.USER and not is_alone:
         return False
-    if is_cancelled:  # by Ctrl-C, or by hand while no orchestrator was there
+    if is_cancelled:  # by Ctrl-C, or by hand while no orchestrator ran
         return not is_interrupted
     return outcome.kind in NOBODYS_FAULT or trial.used_retries < retries

@@ -58,7 +58,8 @@ def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
     assert said(built) == [
         "the best configuration, trial 0007 (zero2), is 1.23 times as fast as the best baseline, "
         "trial 0003 (zero2) (95% interval: 1.21 to 1.25)",
-        "confirmed: trial 0007 reaches 41,230 tokens/s/GPU (mean of 3 repeats; 95% interval: 41,100 to 41,360)",
+        "confirmed: trial 0007 reaches 41,230 tokens/s/GPU "
+        "(mean of 3 repeats; 95% interval: 41,100 to 41,360)",
         "noise: runs of one configuration in fresh processes vary by 0.31% (std. deviation)",
     ]
 

@@ -1,4 +1,4 @@
-"""What to try after a trial that ran out of memory, in the order in which an experienced engineer would."""
+"""Remedies for a trial that ran out of memory, in the order in which an experienced engineer tries them."""
 
 from sweeps.search.remedies.advise import (
     ChangedPlan,

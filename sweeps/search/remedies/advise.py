@@ -1,4 +1,4 @@
-"""The next plan to try after a trial that ran out of memory, given what its study has tried and expects."""
+"""Choose the next plan after a trial that ran out of memory, by what its study has tried and expects."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from train_entry.contract import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangedPlan:
-    """A legal plan for changes of a trial's configuration."""
+    """A legal plan for a trial's configuration with changes."""
 
     plan: Plan
     fingerprint: str
     changes: Changes
-    overrides: tuple[str, ...]  # of the trial, the changes applied
+    overrides: tuple[str, ...]  # the trial's overrides with the changes applied
 
 
-# Of changes made before, and a remedy's on top. None: no legal plan, or a remedy without effect.
+# Takes the changes made before and those of a remedy on top. None: no legal plan, or no effect.
 PlanOf = Callable[[Changes, Changes], ChangedPlan | None]
 
 
-Expect = Callable[[Plan], Estimate]  # what a plan needs, and whether it fits
+Expect = Callable[[Plan], Estimate]  # returns what a plan needs, and whether it fits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grounds:
-    """What advice rests on: a study's machine, model and plans, what it expects of them and has tried."""
+    """The basis of advice: a study's machine, model and plans, its estimates and its trials."""
 
     device: str  # cuda or cpu
     model: ModelShape
@@ -54,17 +54,17 @@ class Grounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A remedy that may be tried, that the study has tried already, or that would not do."""
+    """A remedy that may be tried, that was tried already, or that is not expected to fit."""
 
     remedy: Remedy
     why: str  # one line, with what it saves
-    candidate: ChangedPlan  # its changes: all of them, from the trial that failed
+    candidate: ChangedPlan  # `changes` are all changes to the trial that failed
     expected: Estimate
     tried: Trial | None
 
     @property
     def is_open(self) -> bool:
-        """Whether to try it: nobody has, and it may fit."""
+        """True if it has not been tried and may fit."""
         return self.tried is None and self.expected.fit is not Fit.TOO_LARGE
 
     @property
@@ -77,7 +77,7 @@ class Option:
         )
 
     def ends(self, device: str) -> frozenset[FailureKind]:
-        """How it failed; where it was not tried, how it is expected to."""
+        """Return how it failed; if it was not tried, how it is expected to fail."""
         if self.tried is None:
             return too_small(self.expected, device)
         kind = _kind(self.tried)
@@ -85,28 +85,34 @@ class Option:
 
 
 def known(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """Trials that tell of their plan, by fingerprint; whether it fits counts more than another failure."""
+    """Return the trials that tell about their plan, by fingerprint.
+
+    Of several trials of a plan, one that tells whether it fits goes before one that failed otherwise.
+    """
     told = [trial for trial in trials if trial.fingerprint and _tells(trial)]
     told.sort(key=lambda trial: trial.state is not State.FAILED)
     return {trial.fingerprint: trial for trial in told if trial.fingerprint}
 
 
 def under_way(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """Trials that are yet to tell of their plan, by fingerprint."""
+    """Return the queued and running trials, by fingerprint."""
     open_ = (State.QUEUED, State.RUNNING)
     return {trial.fingerprint: trial for trial in trials if trial.fingerprint and trial.state in open_}
 
 
 def advise(trial: Trial, grounds: Grounds) -> Advice | None:
-    """The first remedy that is legal, not yet tried, and may fit; None: there is none, see `nothing_left`."""
+    """Return the first remedy that is legal, not yet tried, and may fit.
+
+    None: there is none; `nothing_left` says why.
+    """
     return next((option.advice for option in options(trial, grounds) if option.is_open), None)
 
 
 def options(trial: Trial, grounds: Grounds) -> Iterator[Option]:
-    """Remedies in order, up to the first that is open.
+    """Yield remedies in order, up to the first that is open.
 
-    One that ran out of the same memory stays applied, since less would not do: the next comes on top. So
-    does one that is expected to. One that fits, or that fails otherwise, is left out again.
+    A remedy that ran out of the same memory, or is expected to, stays applied, since less would not do: the
+    next comes on top. A remedy that fits, or that fails otherwise, is left out again.
     """
     kind, plan, changes = _kind(trial), trial.plan, dict[str, Scalar]()
     if kind is None or plan is None:
@@ -129,7 +135,7 @@ def options(trial: Trial, grounds: Grounds) -> Iterator[Option]:
 
 
 def nothing_left(trial: Trial, device: str, found: Iterable[Option] = ()) -> str:
-    """Why there is no advice, where these were found."""
+    """Return why there is no advice, given the options that were found."""
     if _kind(trial) not in (FailureKind.GPU_OOM, FailureKind.HOST_OOM):
         return "it did not run out of memory"
     if (
@@ -139,20 +145,20 @@ def nothing_left(trial: Trial, device: str, found: Iterable[Option] = ()) -> str
         and not trial.plan.offload.devices
     ):
         return (
-            "nothing of this plan is offloaded to host memory: fewer ranks on this host, a smaller "
-            "data.max_bytes, or end another process that grew"
+            "this plan offloads nothing to host memory: use fewer ranks on this host or a smaller "
+            "data.max_bytes, or end another process that takes host memory"
         )
     is_all_tried = all(option.tried for option in found)
     why = (
         "every remedy that saves memory has been tried"
         if is_all_tried
-        else "no remedy that is left is expected to fit"
+        else "no remaining remedy is expected to fit"
     )
-    return f"{why}: a larger card, more ranks, a smaller model"
+    return f"{why}: use a larger GPU, more ranks or a smaller model"
 
 
 def _tells(trial: Trial) -> bool:
-    """A lost node or peer says nothing about the plan."""
+    """True if the trial says something about its plan. A lost node or peer says nothing."""
     if trial.state is State.FAILED and isinstance(trial.outcome, Failure):
         return VERDICTS[trial.outcome.kind] is not Verdict.RETRY
     return trial.state in (State.MEASURED, State.INFEASIBLE)
@@ -164,16 +170,16 @@ def _kind(trial: Trial) -> FailureKind | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Base:
-    """What the next remedy comes on top of."""
+    """The plan that the next remedy changes."""
 
-    kind: FailureKind  # of the trial that failed
+    kind: FailureKind  # how the trial failed
     plan: Plan
     changes: Changes
     expected: Estimate
 
 
 def _option(remedy: Remedy, base: _Base, grounds: Grounds, seen: Container[str | None]) -> Option | None:
-    """The first of its steps that saves memory; one that was seen to fit does."""
+    """Return the first of a remedy's steps that saves memory, or that was seen to fit."""
     for step in remedy(base.plan, grounds.model):
         candidate = grounds.plan_of(base.changes, step.changes)
         if candidate is None or candidate.fingerprint in seen:

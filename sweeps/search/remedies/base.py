@@ -1,4 +1,4 @@
-"""What a remedy is: a change of knobs that takes less memory, how, and what it costs."""
+"""The parts of a remedy: a change of knobs that takes less memory, how it does that, and what it costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Step:
     """One remedy applied to one plan."""
 
     changes: Changes
-    how: str  # it takes less memory, in a few words; how much less, estimates say
+    how: str  # why it takes less memory, in a few words; estimates say how much less
 
 
 Apply = Callable[[Plan, ModelShape], Iterable[Step]]
@@ -28,18 +28,18 @@ class Remedy:
     """One way to need less memory."""
 
     name: str
-    explanation: str  # what it does, from the function's docstring
+    explanation: str  # what the remedy does: the function's docstring
     cost: str
     is_minor: bool  # may save so little that no launch is worth it
     apply: Apply
 
     def __call__(self, plan: Plan, model: ModelShape) -> tuple[Step, ...]:
-        """Steps, of which the first that saves memory is meant; none where it was taken already."""
+        """Return steps, of which the first that saves memory is taken; none if the plan has it already."""
         return tuple(self.apply(plan, model))
 
 
 def remedy(cost: str, is_minor: bool = False) -> Callable[[Apply], Remedy]:
-    """Make a remedy of a function that yields steps."""
+    """Make a remedy from a function that yields steps."""
 
     def named(apply: Apply) -> Remedy:
         explanation = " ".join((apply.__doc__ or "").split())
@@ -49,11 +49,11 @@ def remedy(cost: str, is_minor: bool = False) -> Callable[[Apply], Remedy]:
 
 
 def parameters(plan: Plan, model: ModelShape) -> int:
-    """Of the fullest rank's part of the model, before ZeRO cuts it up."""
+    """Return the number of parameters of the fullest rank, before ZeRO partitions them."""
     return round(max(share.parameters for share in shares(plan, model)))
 
 
 def rounded_up(number: float) -> int:
-    """To two significant digits: the grid of sizes, on which repeats meet."""
+    """Round up to two significant digits, so that nearly equal sizes make the same plan."""
     unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
     return math.ceil(number / unit) * unit

@@ -1,4 +1,4 @@
-"""Which remedies there are for which memory, cheapest and surest first."""
+"""The remedies for each memory, the cheapest and most certain first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from sweeps.search.remedies import device, host
 from sweeps.search.remedies.base import Remedy
 from train_entry.contract import FailureKind
 
-# Activations are what grows with the batch, so they come first. Buckets save little and cost little. Sharding
-# costs the links between GPUs; offloading costs PCIe, which is slower, so it is last.
+# Activations grow with the batch, so they come first. Smaller buckets save little and cost little. Sharding
+# loads the links between GPUs; offloading loads PCIe, which is slower, so it comes last.
 _EVERYWHERE = (
     device.activation_checkpointing,
     device.micro_batch,
@@ -24,7 +24,7 @@ FOR_GPUS = (
     device.optimizer_to_nvme,
     device.weights_to_nvme,
 )
-# A rank on CPU computes in host memory: what is offloaded there has not gone anywhere.
+# A rank on a CPU computes in host memory: offloading to it frees nothing.
 FOR_CPU = (
     *_EVERYWHERE,
     device.sharding,
@@ -45,7 +45,7 @@ ALL = {remedy.name: remedy for remedy in (*FOR_GPUS, *FOR_HOSTS)}
 
 
 def remedies_for(kind: FailureKind, device_kind: str) -> tuple[Remedy, ...]:
-    """In the order in which to try them; none for failures that are not about memory."""
+    """Return remedies in the order to try them; none for failures that are not about memory."""
     if kind is FailureKind.GPU_OOM:
         return FOR_GPUS
     if kind is FailureKind.HOST_OOM:

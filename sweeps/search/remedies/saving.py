@@ -1,24 +1,27 @@
-"""What a remedy saves, and which memory would still be too small, by estimates before and after. Pure."""
+"""Tell what a remedy saves and which memory stays too small, from estimates before and after. Pure."""
 
 from __future__ import annotations
 
 from sweeps.search.remedies.base import Remedy
 from train_entry.contract import Estimate, FailureKind, Fit, size_text
 
-# What a saving of a minor remedy must come to for a launch to be worth it: our choice.
+# The least saving of a minor remedy that is worth a launch: our choice.
 WORTHWHILE_SHARE = 0.01  # of the peak
 WORTHWHILE_BYTES = 64 * 2**20
 
 
 def saved_bytes(kind: FailureKind, before: Estimate, after: Estimate) -> int:
-    """Of the memory that ran out. Where the peak stays, of what gaps between tensors take beside it."""
+    """Return the bytes saved of the memory that ran out.
+
+    Where the GPU's peak stays the same, they are those saved of the fragmentation on top of it.
+    """
     if kind is FailureKind.HOST_OOM:
         return before.host_bytes - after.host_bytes
     return before.peak_bytes - after.peak_bytes or before.needed_bytes - after.needed_bytes
 
 
 def is_worthwhile(remedy: Remedy, saved: int, before: Estimate) -> bool:
-    """Anything is, from what changes much; a buffer must be worth a launch."""
+    """True if the saving is worth a launch: any saving, but of a minor remedy a larger one."""
     return saved >= (max(WORTHWHILE_BYTES, WORTHWHILE_SHARE * before.peak_bytes) if remedy.is_minor else 1)
 
 
@@ -28,7 +31,7 @@ def saving_text(kind: FailureKind, saved: int) -> str:
 
 
 def too_small(estimate: Estimate, device: str) -> frozenset[FailureKind]:
-    """How the plan is expected to fail: memory that it needs more of than there is, even at the median."""
+    """Return how the plan is expected to fail: each memory that is too small even for the median."""
     if estimate.fit is not Fit.TOO_LARGE:
         return frozenset()
     is_host = estimate.host_limit_bytes is not None and estimate.host_bytes > estimate.host_limit_bytes

@@ -54,7 +54,7 @@ def test_it_says_why_and_what_is_next_and_how_to_try_it(study: Callable[..., Ben
     assert said["next"] == "activation_checkpointing=full"
     assert re.fullmatch(r"saves about \d+ KiB a rank: each block keeps its input only", said["because"])
     assert re.match(r"fits: peak 0\.\d+ GiB \(loss\), needed 0\.\d+ of [\d,.]+ GiB a rank$", said["expected"])
-    assert said["it costs"].startswith("a forward pass more")
+    assert said["it costs"].startswith("one more forward pass")
     assert said["try it"].endswith(
         "ranks=2 micro_batch=2 activation_checkpointing=full study=mine "
         f"studies_dir={made.directory.path.parent}"

@@ -28,12 +28,15 @@ def own_conf(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def finite_values(composer: Composer) -> list[tuple[str, Scalar]]:
-    """Every value of every finite dimension of every file of conf/space."""
+def finite_points(composer: Composer) -> list[dict[str, Scalar]]:
+    """A few points that have every finite value of every file of conf/space between them, groups first."""
     spaces = ",".join(composer.options("space"))
     texts = composer.with_fixed([f"space=[{spaces}]"]).space().items()
     dimensions = read_request([f"{key}={text}" for key, text in texts], composer).space.dimensions
-    return [(d.key, value) for d in dimensions if isinstance(d.range, Choices) for value in d.range.values]
+    values = {d.key: d.range.values for d in dimensions if isinstance(d.range, Choices)}
+    keys = sorted(values, key=lambda key: key not in composer.groups())
+    rows = range(max(map(len, values.values())))
+    return [{key: values[key][row % len(values[key])] for key in keys} for row in rows]
 
 
 def override(key: str, value: Scalar) -> str:
@@ -46,12 +49,13 @@ def problems(composer: Composer, values: dict[str, Scalar] | None = None) -> tup
     return caught.value.problems
 
 
-def test_setting_a_knob_agrees_with_composing_it_as_an_override(
-    composer: Composer, finite_values: list[tuple[str, Scalar]]
+def test_setting_knobs_agrees_with_composing_them_as_overrides(
+    composer: Composer, finite_points: list[dict[str, Scalar]]
 ) -> None:
-    assert len(finite_values) >= 15
-    for key, value in finite_values:
-        assert composer.compose({key: value}) == composer.with_fixed([override(key, value)]).compose()
+    assert len(finite_points[0]) >= 15
+    for point in finite_points:
+        overrides = [override(key, value) for key, value in point.items()]
+        assert composer.compose(point) == composer.with_fixed(overrides).compose()
 
 
 @pytest.mark.parametrize(

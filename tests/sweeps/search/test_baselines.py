@@ -1,4 +1,4 @@
-"""What one tries by hand, in which order, and where it ends."""
+"""The baselines, their order, and where a series ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def baselines(default: Scalar = 5, **choices: tuple[Scalar, ...]) -> Baselines:
 
 
 def estimated(speed: Callable[[Plan], float] = lambda plan: 100.0, **changes: Any) -> Predictor:
-    """All plans fit and promise as much, unless said otherwise."""
+    """Return a predictor: all plans fit and are equally fast, unless the arguments say otherwise."""
 
     def estimate(plan: Plan) -> Estimate:
         return an_estimate(tokens_per_s=speed(plan), **changes)
@@ -96,7 +96,7 @@ def said(found: Baselines, trials: Known, predictor: Predictor | None = None) ->
 def tried_in_order(
     found: Baselines, run: Callable[[Baseline], Trial] = by_size, predictor: Predictor | None = None
 ) -> list[tuple[str, int]]:
-    """The baselines in the order tried, each run before the next."""
+    """Return the baselines in the order tried, each run before the next is asked for."""
     trials: Known = {}
     tried = []
     while isinstance(baseline := said(found, trials, predictor), Baseline):
@@ -191,7 +191,10 @@ def test_it_waits_for_a_baseline_that_is_not_done(state: State) -> None:
 
 
 def fits_from(least: int) -> Predictor:
-    """Plans fit that divide the model by so much; the larger the micro-batch the faster."""
+    """Return a predictor for which plans fit that divide the model by at least `least`.
+
+    Larger micro-batches are faster.
+    """
 
     def estimate(plan: Plan) -> Estimate:
         fit = Fit.FITS if plan.tensor * plan.pipeline >= least else Fit.TOO_LARGE
@@ -231,7 +234,7 @@ def test_it_waits_for_the_hybrid_baseline() -> None:
     assert said(found, {baseline.candidate.fingerprint: running}, fits_from(1)) is NoBaseline.YET
 
 
-# ---------------------------------------------------------------------- the points of its baselines
+# ---------------------------------------------------------------------- points
 
 
 @pytest.mark.parametrize(("default", "value"), [(7, 7), (8, 5)])

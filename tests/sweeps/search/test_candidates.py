@@ -1,4 +1,4 @@
-"""The legal plans of a space, each once."""
+"""The legal plans of a space, each listed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from train_entry.contract import Scalar
 
 
 def plan(point: Mapping[str, Scalar]) -> Planned:
-    """Micro-batch 3 is not legal; a depth changes nothing."""
+    """Return the plan of a point. A micro-batch of 3 is not legal; the depth changes nothing."""
     size = int(str(point["micro_batch"]))
     if size == 3:
         return Planned(plan=Rejection(reasons=()), fingerprint=None, overrides=())
@@ -64,7 +64,7 @@ def test_of_an_infinite_space_so_many_points_are_drawn_and_no_more() -> None:
     found = Candidates(space(MANY), plan, always, seed=0)
     found.complete()
     assert not found.covers_space
-    assert MOST - 5 < len(sizes_of(found)) <= MOST  # some points may meet
+    assert MOST - 5 < len(sizes_of(found)) <= MOST  # some points may be drawn twice
 
 
 def test_a_space_that_is_finite_but_large_is_drawn_from_as_well() -> None:

@@ -1,4 +1,4 @@
-"""The best measured again, round by round, and who of them is the winner."""
+"""The confirmation: the best are measured again, round by round, and the winner is named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(**changes: Any) -> ConfirmConfig:
 
 
 def trial(number: int, first: float, repeats: Sequence[float] = (), peak: int = 100, **changes: Any) -> Trial:
-    """First measured at `first` tokens/s, then round by round."""
+    """Return a trial first measured at `first` tokens/s, then at one value per round."""
     seen = a_measurement(tokens_per_s=first, peak_bytes=peak)
     taken = tuple(
         a_repeat(round=at, outcome=a_measurement(tokens_per_s=value), ended_at=100.0 * at)
@@ -39,7 +39,7 @@ def numbers(trials: Sequence[Trial]) -> list[int]:
 
 
 def repeated(known: list[Trial], number: int, at: int, value: float | None) -> list[Trial]:
-    """The trials after a further repeat, which failed where it has no value."""
+    """Return the trials after a further repeat, which failed if it has no value."""
     outcome = FAILED if value is None else a_measurement(tokens_per_s=value)
     return [
         each.with_attempt(a_repeat(number=len(each.attempts) + 1, round=at, outcome=outcome, ended_at=1.0))
@@ -49,7 +49,7 @@ def repeated(known: list[Trial], number: int, at: int, value: float | None) -> l
     ]
 
 
-# ---------------------------------------------------------------------- who is measured again
+# ---------------------------------------------------------------------- trials to measure again
 
 
 def test_the_best_that_are_close_to_the_best_and_the_best_baseline_are_measured_again() -> None:
@@ -93,7 +93,7 @@ def test_nothing_is_confirmed_where_that_is_not_asked_or_nothing_measured() -> N
 
 
 def play(known: list[Trial], values: dict[int, list[float | None]], **changes: Any) -> list[tuple[int, int]]:
-    """Trial and round of each repeat, in the order taken."""
+    """Return trial and round of each repeat, in the order taken."""
     taken = []
     while (found := next_repeat(known, GOAL, config(**changes))) is not None:
         chosen, at = found
@@ -134,14 +134,14 @@ def test_who_is_alone_takes_a_third_round_only_where_two_leave_its_value_vague(
 
 
 def test_two_noisy_rounds_of_one_who_is_alone_say_something() -> None:
-    """On a CPU launches differ by a tenth: the first one beside them, the interval is no longer useless."""
+    """Launches on a CPU differ by a tenth: with the first measurement, two repeats give a useful interval."""
     found = conclude([trial(1, 4300.0, [4100.0, 4500.0])], GOAL, config())
     assert found is not None
     assert found.standings[0].high / found.standings[0].low < 1.6
 
 
 def test_what_a_round_has_in_common_does_not_count() -> None:
-    """A machine that becomes a fifth slower leaves two percent between two plans as clear as before."""
+    """Two plans 2% apart stay as easy to tell apart on a machine that becomes a fifth slower."""
     values: dict[int, list[float | None]] = {1: [100.0, 80.001], 2: [98.0, 78.4]}
     assert len(play([trial(1, 100.0), trial(2, 99.0)], values)) == 4
 
@@ -152,7 +152,7 @@ def test_a_trial_of_which_a_repeat_failed_is_measured_no_more() -> None:
     assert [number for number, _ in taken] == [1, 2, 3, 2, 3, 2, 3]
 
 
-# ---------------------------------------------------------------------- who has won
+# ---------------------------------------------------------------------- the winner
 
 
 def test_the_winner_is_of_the_repeats_and_not_of_the_first_measurements() -> None:
@@ -240,7 +240,7 @@ def test_the_least_time_wins_where_time_is_sought() -> None:
 def test_the_gain_over_the_best_baseline_has_the_narrower_interval_of_two_paired_t_tests(
     goal: Goal, first: float
 ) -> None:
-    """With the first measurements and without, each at half the error allowed."""
+    """One with the first measurements and one without, each at half of the permitted error."""
     ours, baselines = (120.0, 118.0), (100.0, 99.5)
     known = [trial(1, first, ours), trial(2, 100.0, baselines, baseline="ddp")]
     found = conclude(known, goal, config(within=0.5))
@@ -268,7 +268,10 @@ def test_without_a_baseline_there_is_no_gain_to_tell() -> None:
 
 
 def a_study(source: random.Random, speeds: dict[int, float]) -> list[Trial]:
-    """Confirmed to its end on a machine whose speed is 2% off from round to round, and each repeat 0.5%."""
+    """Return a study confirmed to its end.
+
+    The machine's speed varies by 2% from round to round, and each repeat by 0.5%.
+    """
     rounds = [source.gauss(0, 0.02) for _ in range(3)]
     known = [
         trial(number, speed * math.exp(source.gauss(0, 0.005)), baseline="ddp" if number == 4 else None)
@@ -289,7 +292,7 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say() -> None:
         found = conclude(a_study(source, speeds), GOAL, config())
         assert found is not None and found.gain_low is not None and found.gain_high is not None
         holds += found.gain_low <= speeds[found.trial] / speeds[4] <= found.gain_high
-    assert holds / 300 >= 0.92  # of 0.95; two standard errors are 0.025
+    assert holds / 300 >= 0.92  # expected 0.95; two standard errors are 0.025
 
 
 def test_equal_plans_are_seldom_told_apart() -> None:

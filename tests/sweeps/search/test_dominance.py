@@ -1,4 +1,4 @@
-"""What a failure says of plans that need no less."""
+"""Objections to plans that need no less than a plan that failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train_entry.contract import Estimate, Failure, FailureKind, Offload, Offloa
 
 
 def estimate(plan: Plan) -> Estimate:
-    """The larger its micro-batch, the more of anything a plan needs."""
+    """Return an estimate of which every need grows with the micro-batch."""
     size = plan.micro_batch
     return an_estimate(needed_bytes=size * GIB, host_bytes=size * GIB, step_s=float(size))
 

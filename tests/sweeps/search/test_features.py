@@ -1,4 +1,4 @@
-"""How alike plans are, by the places where they stand."""
+"""Distances between plans."""
 
 from __future__ import annotations
 

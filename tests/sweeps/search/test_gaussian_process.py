@@ -1,4 +1,4 @@
-"""What errors at some places say of the error at another."""
+"""Predictions of errors from the errors of other plans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at(*counts: float, kind: object = "", parts: tuple[float, ...] = (), width: 
 def test_before_any_error_is_seen_what_is_taken_for_granted_holds() -> None:
     found = GaussianProcess([], [], DOUBT).at(at(0.0))
     assert found.mean == 0.0
-    assert DOUBT < found.deviation < max(SIZES) * DOUBT  # a mean over what may well be
+    assert DOUBT < found.deviation < max(SIZES) * DOUBT  # a mean over all sizes that are plausible
 
 
 def test_it_believes_what_it_sees_there_more_than_nearby_and_more_than_far_away() -> None:
@@ -53,7 +53,7 @@ def test_wide_errors_say_less_and_are_believed_less() -> None:
 
 @pytest.mark.parametrize("reach", [0.01, 3.0])
 def test_of_errors_like_those_assumed_its_intervals_hold_as_often_as_they_say(reach: float) -> None:
-    """Independent ones, and ones of neighbours alike: 95 in 100 within 1.96 deviations."""
+    """Independent errors, and errors that neighbours share: 95 in 100 lie within 1.96 deviations."""
     source = random.Random(1)
     inside, count = 0, 400
     for _ in range(count):

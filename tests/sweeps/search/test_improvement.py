@@ -1,4 +1,4 @@
-"""How good a plan is expected to be, and how sure that is."""
+"""Expected improvements, and how sure they are."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def predictor(goal: Goal = TOKENS_PER_S, device: str = "cuda", **estimate: Any) 
 
 
 def trial_off_by(factor: float, **changes: Any) -> Trial:
-    """Measured to take so many times what is estimated."""
+    """Return a trial whose step took `factor` times the estimate."""
     return a_measured_trial(**{"plan": a_plan(), "outcome": a_measurement(step_s=0.3 * factor)} | changes)
 
 
 def integrated(mean: float, error: float) -> float:
-    """E[max(0, e^g - 1)] for g ~ N(mean, error^2), by the midpoint rule over eight deviations."""
+    """Return E[max(0, e^g - 1)] for g ~ N(mean, error^2), by the midpoint rule over +-8 deviations."""
     normal = NormalDist(mean, error)
     steps, width = 20_000, 16 * error / 20_000
     points = (mean - 8 * error + (index + 0.5) * width for index in range(steps))
@@ -102,7 +102,7 @@ def test_what_the_estimate_is_wrong_by_it_is_wrong_by_nearby_too() -> None:
     values = [found.expected(plan) for plan in (a_plan(), a_plan(micro_batch=8), ZERO3)]
     assert values[0] == pytest.approx(20_000 / 1.2, rel=0.03)
     assert None not in values
-    assert values == sorted(filter(None, values))  # less and less of it farther away
+    assert values == sorted(filter(None, values))  # the correction shrinks with distance
 
 
 def test_a_time_that_was_underestimated_is_expected_to_be_longer() -> None:
@@ -127,7 +127,7 @@ def test_errors_are_those_of_the_estimates_as_they_are_now() -> None:
     step_s = [0.3]
     found = Predictor(lambda plan: an_estimate(step_s=step_s[0]), TOKENS_PER_S, "cuda")
     found.learn(trial_off_by(1.2))
-    step_s[0] = 0.36  # estimates have learned as well
+    step_s[0] = 0.36  # the estimates have learned as well
     assert found.expected(a_plan()) == pytest.approx(20_000.0)
 
 

@@ -1,4 +1,4 @@
-"""Which plans to try by what is expected of them."""
+"""The order of untried plans by what is expected of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def candidate(size: int, stage: int = 2) -> Candidate:
 
 
 def prior(speeds: dict[int, float], goal: str = "tokens_per_s", too_large: int = 1000) -> Prior:
-    """Speeds are by micro-batch, and may change afterwards."""
+    """Return a prior over plans with these speeds, by micro-batch. The dict may change afterwards."""
 
     def estimate(plan: Plan) -> Estimate:
         fit = Fit.FITS if plan.micro_batch < too_large else Fit.TOO_LARGE

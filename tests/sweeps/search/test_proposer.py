@@ -1,4 +1,4 @@
-"""Who proposes next, given all that is known: a proposer whose plans and estimates are made up."""
+"""The order in which a proposer proposes. Its plans and estimates are made up."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def proposer(search: dict[str, Any] | None = None, **rules: Any) -> Proposer:
 
 
 def sampled(found: Proposer, strategy: str, micro_batch: int) -> Suggestion:
-    """As the sampler might have said."""
+    """Return a suggestion that the sampler might have made."""
     point: Point = {"strategy": strategy, "micro_batch": micro_batch}
     return Suggestion(
         point=point, planned=plan(point), origin=Origin.SAMPLER, proposal=found.sampler.resume(point)
@@ -101,7 +101,7 @@ def sampled(found: Proposer, strategy: str, micro_batch: int) -> Suggestion:
 
 
 def tried(found: Suggestion | Pause, number: int, factor: float = 1.0, **changes: Any) -> Trial:
-    """A suggestion, measured at its estimate times a factor."""
+    """Return the trial of a suggestion, measured at its estimate times a factor."""
     assert isinstance(found, Suggestion)
     made = found.planned.plan
     assert isinstance(made, Plan)
@@ -124,7 +124,7 @@ def running(found: Suggestion | Pause, number: int) -> Trial:
 
 
 def search(found: Proposer, most: int = 20, factor: float = 1.0) -> tuple[list[Trial], Pause | None]:
-    """One trial after another, until the proposer pauses."""
+    """Run one trial after another until the proposer pauses."""
     trials: list[Trial] = []
     while len(trials) < most:
         said = found.next(trials)
@@ -208,7 +208,7 @@ def test_a_search_that_asks_for_an_improvement_leaves_the_hopeless_untried() -> 
 
 
 def test_the_sampler_is_asked_for_several_and_the_most_promising_is_tried() -> None:
-    """Of eight proposals among the nine points, one of the best two."""
+    """Eight proposals are all the points that are left of nine, so the best point is among them."""
     found = proposer({"prior": 0, "baselines": False})
     slow = tried(sampled(found, "zero3", 1), 1)
     said = found.next([slow])
@@ -225,7 +225,7 @@ def test_one_gpu_alone_is_asked_for_once_and_outside_the_samplers_points() -> No
     said = found.next([])
     assert isinstance(said, Suggestion)
     assert (said.is_single_gpu, said.proposal, said.baseline) == (True, None, "1 GPU")
-    # The fastest that fits: four do not.
+    # The fastest that fits: a micro-batch of 4 does not.
     assert said.point == {"strategy": "zero1", "micro_batch": 2, "ranks": 1}
     trials, _ = search(found, most=5)
     assert [trial.is_single_gpu for trial in trials] == [True, False, False, False, False]
@@ -242,7 +242,7 @@ def test_one_gpu_alone_is_not_measured_where_it_says_nothing(single_gpu: str, ru
 
 
 def out_of_memory(number: int, changes: dict[str, Scalar], **more: Any) -> Trial:
-    """At zero1 x4."""
+    """Return a trial at zero1 with micro-batch 4."""
     advice = Advice(remedy="made up", changes=changes, why="", overrides=())
     values = {"strategy": "zero1", "micro_batch": 4}
     known = {"state": State.INFEASIBLE, "origin": Origin.BASELINE, "baseline": "zero1"}
@@ -268,7 +268,7 @@ def test_after_a_baseline_out_of_memory_comes_its_remedy() -> None:
     [
         ({"activation_checkpointing": "full"}, {}),  # the space does not have it
         ({"micro_batch": 3}, {}),  # nor that
-        ({"strategy": "zero3"}, {"origin": Origin.SAMPLER, "baseline": None}),  # not of what is tried by hand
+        ({"strategy": "zero3"}, {"origin": Origin.SAMPLER, "baseline": None}),  # its trial is no baseline
         ({"strategy": "zero3"}, {"origin": Origin.USER}),
     ],
 )
@@ -287,7 +287,7 @@ def test_other_advice_is_not_followed(changes: dict[str, Scalar], trial: dict[st
         ({"strategy": "zero1"}, True),
         ({"strategy": "ddp"}, False),
         ({"bucket": 50_000_000}, True),
-        ({"bucket": 51_234_567}, False),  # would be snapped
+        ({"bucket": 51_234_567}, False),  # it would be snapped
         ({"bucket": 10}, False),
         ({"tensor": 2}, False),
     ],
@@ -309,7 +309,7 @@ def test_a_point_lies_in_a_space_that_has_its_knobs_and_values(
     [
         (12, None, None, (0.0, True)),
         (12, 12, None, (0.0, True)),
-        (12, 11, None, (0.005, False)),  # not all can be measured: the search ends when it is enough
+        (12, 11, None, (0.005, False)),  # not all can be measured: the search may end early
         (16, None, None, (0.0, True)),
         (17, None, None, (0.005, False)),
         (None, None, None, (0.005, False)),

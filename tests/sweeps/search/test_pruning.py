@@ -1,4 +1,4 @@
-"""Trials that fall behind in their loss are asked to end, in a study that seeks the lowest."""
+"""Pruning: in a study that seeks the lowest loss, trials that fall behind are asked to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPACE = SearchSpace(dimensions=(Dimension(key="k", text="", range=Choices(values
 
 
 def train(attempt: AttemptDir, *losses: float, after: int = 0) -> None:
-    """Write what rank 0 writes."""
+    """Write the step metrics that rank 0 writes."""
     for step, loss in enumerate(losses, start=after + 1):
         append_line(
             attempt.metrics, StepMetrics(step=step, tokens=step, loss=loss, step_s=1.0, lr=1e-3, timed=True)
@@ -57,7 +57,7 @@ def test_a_loss_worse_than_that_of_others_at_the_same_step_ends_a_trial(
     train(second.attempt, 3.5, after=2)
     assert pruning.look({2: second}, {2: other}) == [2]
     assert second.attempt.stop.exists()
-    assert pruning.look({2: second}, {2: other}) == []  # it is asked once
+    assert pruning.look({2: second}, {2: other}) == []  # it is asked only once
 
 
 def test_jobs_that_no_sampler_proposed_run_to_their_end(tmp_path: Path, sampler: Sampler) -> None:
@@ -79,7 +79,7 @@ def test_in_the_loop_such_a_trial_closes_as_stopped(bench: Callable[..., Bench])
     asked = ("micro_batch=1,2,4", "objective=loss", "search.pruner=median", "search.startup_trials=1")
     assert study.start(*asked) is StopReason.EXHAUSTED
     assert study.states == [State.MEASURED, State.STOPPED, State.MEASURED]
-    assert study.heard.messages == ["trial 0002 falls behind, and is asked to end"]
+    assert study.heard.messages == ["trial 0002 falls behind and is asked to end"]
     assert [study.ledger().attempt(number, 1).stop.exists() for number in (1, 2, 3)] == [False, True, False]
     assert len(study.told) == 2  # a pruned trial is known by the loss of its steps
     study.start(*asked)

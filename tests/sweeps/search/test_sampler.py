@@ -1,4 +1,4 @@
-"""Who proposes: never a point twice, nothing that is known, and what it hears of."""
+"""The sampler: it proposes no point twice and none that is known, and hears of results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ask(found: Sampler) -> Proposal:
 
 
 def told(found: Sampler) -> list[optuna.trial.FrozenTrial]:
-    """The finished trials as Optuna has them."""
+    """Return the finished trials as optuna has them."""
     trials = found._study.get_trials(deepcopy=False)
     return [trial for trial in trials if trial.state is optuna.trial.TrialState.COMPLETE]
 
@@ -199,7 +199,7 @@ def test_another_start_asks_with_another_seed() -> None:
 
 
 def test_a_sampler_that_repeats_itself_does_not_end_a_large_space() -> None:
-    """Some 140 snapped values: the sampler's favourites are soon known, the space is not."""
+    """The sampler soon proposes known values only, but some 140 snapped values exist."""
     interval = Interval(low=5e7, high=1e9, log=True, integral=True, digits=2)
     buckets = Dimension(key="zero.reduce_bucket_size", text="", range=interval)
     sampler = Sampler(SearchSpace(dimensions=(buckets,)), SearchConfig(sampler="tpe"))
@@ -217,15 +217,15 @@ def test_a_space_of_few_snapped_values_ends() -> None:
     assert asked[5:] == [None, None]
 
 
-# ---------------------------------------------------------------- knobs that matter here and there
+# ---------------------------------------------------------------- conditional knobs
 
 
 def is_active(key: str, point: Mapping[str, Scalar]) -> bool:
-    """Only zero3 prefetches."""
+    """True except for zero3's prefetching under another strategy."""
     return key != "zero.prefetch_bucket_size" or point["strategy"] == "zero3"
 
 
-# Written the wrong way round: what decides comes last.
+# Written in the wrong order: the knob that decides comes last.
 CONDITIONAL = SearchSpace(
     dimensions=(choices("zero.prefetch_bucket_size", 1, 2, 3), choices("strategy", "ddp", "zero1", "zero3"))
 )
@@ -309,7 +309,7 @@ def test_a_space_is_finite_where_an_interval_is_not_in_it() -> None:
     assert not conditional(CONDITIONAL_INTERVAL).is_finite
 
 
-# ---------------------------------------------------------------- of several proposals the best
+# ---------------------------------------------------------------- choosing among proposals
 
 
 def test_of_several_proposals_the_one_of_most_merit_is_tried_and_the_others_stay_new() -> None:

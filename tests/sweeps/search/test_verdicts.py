@@ -1,4 +1,4 @@
-"""What a closed trial means: what is done about it, and what the sampler hears of it."""
+"""The meaning of a closed trial: its verdict, and what the sampler hears of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement says of why, and how exactly, its timing ended."""
+"""The reason why a measurement's timing ended, and its precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOT = DeviceHealth(
 
 
 def collected(path: Path, *ranks: RankMeasurement, plan: Plan | None = None) -> Measurement:
-    """Of two ranks that were to time 12 steps."""
+    """Return the measurement of two ranks that were to time 12 steps."""
     attempt = AttemptDir(path)
     for rank in ranks:
         attempt.outcome(rank.rank).write_text(dump(rank))
@@ -55,9 +55,9 @@ def test_the_error_is_the_half_width_relative_to_the_mean_step(tmp_path: Path) -
         a_rank_measurement(rank=rank, step_s=seconds, step_s_half_width=0.5)
         for rank, seconds in steps_s.items()
     ]
-    assert collected(tmp_path, *ranks).relative_error == 0.25  # of 2 s, as rank 0 saw it
+    assert collected(tmp_path, *ranks).relative_error == 0.25  # of a mean step of 2 s, as rank 0 saw it
     staged = collected(tmp_path, *ranks, plan=a_plan(pipeline=2))
-    assert staged.relative_error == 0.2  # of 2.5 s: a step has ended when its last stage has
+    assert staged.relative_error == 0.2  # of 2.5 s: a step ends when its last stage ends
 
 
 def test_ranks_on_different_cards_make_a_measurement_suspect(tmp_path: Path) -> None:

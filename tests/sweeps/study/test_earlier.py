@@ -1,4 +1,4 @@
-"""What estimates may learn from other studies: those of the same model on the same machine, and no other."""
+"""Estimates learn from studies of the same model on the same machine, and from no others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measured(number: int, **changes: Any) -> Trial:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A study in the directory of studies; each is newer than those before."""
+    """Write studies into the directory of studies, each newer than those before."""
     age_s = iter(range(1_000_000, 0, -1000))
 
     def put(name: str, *trials: Trial, **changes: Any) -> StudyDir:

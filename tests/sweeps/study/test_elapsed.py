@@ -1,4 +1,4 @@
-"""Where the time of an attempt went, by its files; and which limit binds when."""
+"""The parts of an attempt's time, by its files, and the time limits of its phases."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_left_nothing_is_not_known(attempt: AttemptDir) -> None:
 @pytest.mark.parametrize(
     ("phase", "age_s", "reason"),
     [
-        (Phase.ENGINE, 100.0, None),  # twice the trial's limit, in start-up: compiling takes that long
+        (Phase.ENGINE, 100.0, None),  # twice the trial's limit, but start-up may take longer: it compiles
         (Phase.ENGINE, 301.0, ExitReason.TIMED_OUT),
         (Phase.STEPS, 0.0, None),
     ],

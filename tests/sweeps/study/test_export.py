@@ -1,4 +1,4 @@
-"""The winner as files that run without us."""
+"""The winner as files that run without shardsweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a study: written first, read back, and refused where it would compare the incomparable."""
+"""The ledger: written first, read back, and refused where trials would not be comparable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ledger(directory: StudyDir) -> Ledger:
 
 
 def asked(**changes: Any) -> StudyRecord:
-    """What a command line asks, with changes."""
+    """Return what a command line asks, with changes."""
     record = a_study_record(
         name="mine",
         created_at=1000.0,
@@ -135,7 +135,7 @@ def test_an_unreadable_trial_is_named(directory: StudyDir, text: str) -> None:
     record = directory.trial(3).record
     record.parent.mkdir(parents=True)
     record.write_text(text)
-    with pytest.raises(ConfigError, match=f"{record}: .*; mend or remove this file"):
+    with pytest.raises(ConfigError, match=f"{record}: .*; repair or remove this file"):
         Ledger(directory)
 
 
@@ -175,7 +175,7 @@ def test_each_difference_is_named(directory: StudyDir) -> None:
 def test_other_versions_are_refused_unless_accepted(directory: StudyDir) -> None:
     open_study(directory, asked(), accept_versions=False)
     newer = asked(versions={"torch": "2.10", "device": "CPU"})
-    way_out = "accept_versions=true goes on all the same"
+    way_out = "accept_versions=true continues nevertheless"
     assert problems(directory, newer) == (
         f"study mine: torch was 2.9, now 2.10, which changes timings; {way_out}",
     )

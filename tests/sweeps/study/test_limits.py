@@ -1,4 +1,4 @@
-"""When a study ends."""
+"""The limits at which a study ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_only_launched_trials_count_as_launched_and_each_once() -> None:
 
 
 def failed(number: int, kind: FailureKind = FailureKind.CRASHED, **changes: Any) -> Trial:
-    """One that ended as many seconds after the start as its number says."""
+    """Return a failed trial that ended as many seconds after the start as its number says."""
     outcome = Failure(kind=kind, message="no")
     return a_trial(number=number, outcome=outcome, closed_at=float(number), **changes)
 
@@ -156,7 +156,7 @@ def test_failures_in_a_row_are_of_one_kind_and_of_this_start(
 # ---------------------------------------------------------------------- patience
 
 
-# The machine is faster by a fifth when trial 2 ends: less of its gain is left than launches differ by.
+# The machine is a fifth faster when trial 2 ends, so what is left of its gain is less than launch noise.
 FASTER = a_repeat(Purpose.DRIFT, outcome=a_measurement(tokens_per_s=120.0, step_s=0.25 / 1.2), ended_at=2.0)
 
 

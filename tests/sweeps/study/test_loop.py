@@ -1,4 +1,4 @@
-"""The loop, with the true planner, sampler, ledger and files; only jobs and time are scripted."""
+"""The loop with the real planner, sampler, ledger and files; only jobs and time are scripted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_trials_on_different_cards_are_told_once(bench: Callable[..., Bench]) ->
 
     study = bench({"ddp": [on("A100")], "zero1": [on("H100")]})
     study.start(*FOUR_PLANS)
-    told = [text for text in study.heard.messages if "they do not compare" in text]
+    told = [text for text in study.heard.messages if "they are not comparable" in text]
     assert len(told) == 1
     assert "A100" in told[0]
     assert "H100" in told[0]
@@ -127,7 +127,7 @@ def test_a_finished_study_launches_nothing_again(bench: Callable[..., Bench]) ->
 
 
 def test_the_hours_count_only_while_trials_are_open(bench: Callable[..., Bench]) -> None:
-    study = bench(polls={"*": 900})  # of 0.2 s: 3 minutes a trial
+    study = bench(polls={"*": 900})  # polls of 0.2 s: 3 minutes a trial
     limits = dataclasses.replace(NO_LIMIT, hours=0.09)  # 5.4 minutes: no third trial is begun
     study.start(*FOUR_PLANS, limits=dataclasses.replace(limits, trials=1))
     study.clock.time_s += 24 * 3600
@@ -164,7 +164,7 @@ def test_other_failures_get_no_advice(bench: Callable[..., Bench], script: Scrip
     assert (study.states, study.trials[0].advice) == ([State.FAILED], None)
 
 
-# ---------------------------------------------------------------- lost ones
+# ---------------------------------------------------------------- lost attempts
 
 
 def test_a_lost_node_is_retried(bench: Callable[..., Bench]) -> None:
@@ -203,7 +203,7 @@ def test_the_cost_of_all_attempts_is_summed(bench: Callable[..., Bench]) -> None
 
 # ---------------------------------------------------------------- the same job
 
-SAME_JOB = "activation_checkpointing=1,full"  # every block, said twice
+SAME_JOB = "activation_checkpointing=1,full"  # every block, written in two ways
 
 
 def test_a_plan_that_would_run_the_same_job_shares_its_measurement(bench: Callable[..., Bench]) -> None:
@@ -267,7 +267,7 @@ def test_a_freed_slot_is_filled_while_a_slow_trial_runs_on(bench: Callable[..., 
     assert study.states == [State.MEASURED] * 4
 
 
-# ---------------------------------------------------------------- others on the machine
+# ---------------------------------------------------------------- other studies on the machine
 
 
 def test_while_another_study_holds_the_slots_it_waits_and_says_so_once(bench: Callable[..., Bench]) -> None:

@@ -1,4 +1,4 @@
-"""What the loop launches where estimates say that something does not fit."""
+"""The loop where estimates say that a plan does not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def study(bench: Callable[..., Bench]) -> Bench:
 
 
 def estimate(study: Bench, strategy: str) -> Estimate:
-    """Before anything is measured."""
+    """Return the estimate before anything is measured."""
     request = read_request([*SPACE], study.composer)
     config = request.composer.compose()
     planner = Planner(request.composer, study.model, GPUS, "mine")
@@ -48,7 +48,7 @@ def limit(bytes_: float) -> str:
 
 
 def between(study: Bench) -> str:
-    """A limit that ddp stays below and zero1 does not."""
+    """Return a memory limit that ddp stays below and zero1 does not."""
     ddp, zero1 = (estimate(study, strategy).needed_bytes for strategy in ("ddp", "zero1"))
     assert ddp < 0.8 * zero1
     return limit((ddp + zero1) / 2)
@@ -99,7 +99,7 @@ def test_a_card_that_is_not_limited_holds_jobs_to_nothing(study: Bench) -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_a_few_borderline_plans_are_launched_to_learn_and_no_more(study: Bench, most: int) -> None:
-    """Only the margin for the estimate's own error is too much."""
+    """The plan exceeds the limit only by the safety margin for the estimate's own error."""
     just_too_little = limit(0.995 * estimate(study, "zero1").needed_bytes)
     asked = ("strategy=zero1", "micro_batch=1,2", "precision=bf16", "gate.quantile=0.999", just_too_little)
     study.start(*asked, f"gate.borderline={most}")
@@ -151,7 +151,7 @@ def test_a_refused_trial_is_launched_once_the_gate_lets_it_through(study: Bench)
 
 def test_what_was_queued_faces_the_gate_again_on_resume(study: Bench) -> None:
     asked = between(study)
-    study.clock.at[1] = lambda: setattr(study, "stop", True)  # with a trial running and others to come
+    study.clock.at[1] = lambda: setattr(study, "stop", True)  # while a trial runs and others are queued
     study.start("strategy=zero1", "micro_batch=1,2", "precision=bf16", asked, "gate.enabled=false")
     waiting = [trial for trial in study.trials if not trial.attempts]
     study.stop = False
@@ -161,10 +161,10 @@ def test_what_was_queued_faces_the_gate_again_on_resume(study: Bench) -> None:
 
 
 def test_refused_plans_are_judged_again_when_nothing_else_is_left(study: Bench) -> None:
-    """What ddp measured says that much less is needed than was thought."""
+    """The measurements of ddp show that much less memory is needed than estimated."""
     asked = between(study)
     study.start(*SPACE, asked)
     first = {trial.number: trial for trial in trials_of(study, "zero1")}
     assert all(trial.estimate and trial.estimate.observations >= 0 for trial in first.values())
     latest = max(trial.estimate.observations for trial in study.trials if trial.estimate)
-    assert latest == 2  # both of ddp's, wherever in the order they came
+    assert latest == 2  # both trials of ddp, whenever they ran

@@ -1,4 +1,4 @@
-"""Trials of a user's own, those without -m, beside a study's search; and what cancelling costs."""
+"""A user's own trials, those without -m, beside a study's search; and the cost of cancelling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONE = ("strategy=zero1", "micro_batch=2", "space=none")
 
 
 def abandoned(bench: Callable[..., Bench]) -> Bench:
-    """A study whose only trial is a user's own, left running by an orchestrator that died."""
+    """Return a study with one trial, a user's own, that runs on after its orchestrator died."""
     study = bench()
     study.clock.at[1] = die
     with pytest.raises(Crashed):
@@ -103,8 +103,8 @@ def test_a_cancelled_job_that_wrote_nothing_is_cancelled_not_lost(bench: Callabl
 
 
 def test_a_finite_space_ends_only_when_all_of_it_is_known(bench: Callable[..., Bench]) -> None:
-    """601 points of which the first 600 are illegal: ddp cannot shard."""
+    """The first 600 of 601 points are illegal: ddp cannot shard."""
     study = bench()
-    illegal = ("engine=ddp,deepspeed", "zero.stage=1", "seed=range(0,600)", "search=grid", "space=none")
-    study.start(*illegal, limits=Limits(trials=1, hours=None, retries=1))
+    illegal = ("engine=ddp,deepspeed", "zero.stage=1", "seed=range(0,25)", "lr.warmup=range(0,24)")
+    study.start(*illegal, "search=grid", "space=none", limits=Limits(trials=1, hours=None, retries=1))
     assert study.states == [State.REJECTED] * 600 + [State.MEASURED]

@@ -1,4 +1,4 @@
-"""What the loop measures again: the best in rounds after the search, a baseline now and then for drift."""
+"""The loop's repeats: the best in rounds after the search, a baseline now and then for drift."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train_entry.contract import (
 )
 
 CONFIRM = ConfirmConfig(best=2, rounds=2, drift_every=0)
-# ddp seems the best, by chance; measured again, zero1 is: 4 repeats.
+# ddp seems to be the best, by chance; 4 repeats show that zero1 is.
 DDP = [measured(100.0), measured(100.0), measured(100.1)]
 ZERO1 = [measured(99.0), measured(103.0), measured(103.1)]
 TWO = ("strategy=ddp,zero1", "micro_batch=2,2", "search=grid")
@@ -44,13 +44,13 @@ def winner(study: Bench) -> Winner | None:
 
 
 def repeats(study: Bench) -> list[str]:
-    """What was launched again, in order."""
+    """Return the strategies that were launched again, in order."""
     again = [spec for spec in study.cluster.launched if spec.kind is AttemptKind.REPEAT]
     return [spec.plan.strategy for spec in again]
 
 
 def rounds(trial: Trial) -> list[tuple[int, bool]]:
-    """Of its repeats, and whether each was measured."""
+    """Return the rounds of its repeats, and whether each was measured."""
     return [(repeat.round, isinstance(repeat.outcome, Measurement)) for repeat in trial.repeats]
 
 
@@ -106,13 +106,13 @@ def test_a_repeat_recorded_but_never_launched_is_launched_by_the_next_start(stud
     study.ledger().put(study.trials[0].with_attempt(a_repeat(number=2, round=1, started_at=1_000_000.0)))
     study.start(*TWO, confirm=CONFIRM)
     never = study.trials[0].attempts[1]
-    assert (never.is_replaced, never.ended_at) == (True, 1_000_000.0)  # none of the study's time
+    assert (never.is_replaced, never.ended_at) == (True, 1_000_000.0)  # it took none of the study's time
     assert [repeat.number for repeat in study.trials[0].repeats] == [3, 4]
     assert [rounds(trial) for trial in study.trials] == [[(1, True), (2, True)]] * 2
 
 
 def test_an_interrupt_during_a_confirmation_leaves_it_to_the_next_start(study: Bench) -> None:
-    study.clock.at[SEARCHED + 4] = study.interrupt  # in the second repeat
+    study.clock.at[SEARCHED + 4] = study.interrupt  # during the second repeat
     assert study.start(*TWO, confirm=CONFIRM) is StopReason.INTERRUPTED
     assert (study.states, study.cluster.jobs) == ([State.MEASURED] * 2, {})
     assert [rounds(trial) for trial in study.trials] == [[(1, True)], []]
@@ -148,7 +148,7 @@ def test_a_repeat_that_was_lost_is_tried_again(bench: Callable[..., Bench]) -> N
 
 
 def test_gpu_hours_are_kept_for_the_confirmation(bench: Callable[..., Bench]) -> None:
-    """A job takes 20 GPU-seconds: of little more than 100, three trials, and two repeats of the best."""
+    """At 20 GPU-seconds a job, little more than 100 is enough for 3 trials and 2 repeats of the best."""
     study = bench({"zero1 x2": [measured(150.0)]})
     limits = dataclasses.replace(NO_LIMIT, gpu_hours=100.1 / 3600)
     confirm = dataclasses.replace(CONFIRM, best=1)
@@ -193,7 +193,7 @@ def test_a_look_for_drift_outlives_the_orchestrator(bench: Callable[..., Bench])
     study.settings = ("search.prior=0", "search.single_gpu=never")
     confirm = ConfirmConfig(best=0, drift_every=2)
     asked = ("strategy=ddp,zero1,zero2", "micro_batch=2,2")
-    study.clock.at[10] = die  # in the look
+    study.clock.at[10] = die  # during the drift repeat
     with pytest.raises(Crashed):
         study.start(*asked, confirm=confirm)
     study.start(*asked, confirm=confirm)

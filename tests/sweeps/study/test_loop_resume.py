@@ -1,4 +1,4 @@
-"""A study that was interrupted, or whose orchestrator died, goes on; and what follows the search."""
+"""A study that was interrupted, or whose orchestrator died, goes on; single points and checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_of(trial: Trial) -> Outcome | None:
 
 def test_an_interrupt_cancels_and_the_next_start_measures_nothing_twice(bench: Callable[..., Bench]) -> None:
     study = bench()
-    study.clock.at[5] = study.interrupt  # in the second trial
+    study.clock.at[5] = study.interrupt  # during the second trial
     assert study.start(*FOUR_PLANS) is StopReason.INTERRUPTED
     assert study.states == [State.MEASURED, State.CANCELLED]
     assert study.cluster.jobs == {}
@@ -137,7 +137,7 @@ def test_the_best_trials_are_trained_longer_one_after_another(bench: Callable[..
     study.start("strategy=ddp,zero1,zero2", "check.tokens=32768", check_best=2)
     checks = [spec for spec in study.cluster.launched if spec.kind is AttemptKind.CHECK]
     assert [spec.plan.strategy for spec in checks] == ["zero1", "zero2"]
-    # 32768 tokens in steps of 16 x 128: 16 steps, of which 3 are warm-up.
+    # 32768 tokens in steps of 16 x 128 tokens: 16 steps, including 3 of warm-up.
     assert {(spec.measure.warmup_steps, spec.measure.steps) for spec in checks} == {(3, 13)}
     checked = [trial for trial in study.trials if isinstance(check_of(trial), Measurement)]
     assert [(trial.counted, trial.check) for trial in checked] == [trial.attempts for trial in checked]

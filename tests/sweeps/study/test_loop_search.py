@@ -1,4 +1,4 @@
-"""The search in the loop: what is tried first, what ends it, and what costs no further step."""
+"""The search in the loop: its order, its end, and what saves steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO_PLANS = ("strategy=ddp,zero1", "micro_batch=2,2")
 
 @pytest.fixture
 def informed(bench: Callable[..., Bench]) -> Callable[..., Bench]:
-    """Studies that begin with the baselines, of jobs that are as fast as estimated."""
+    """Make studies that begin with the baselines. Their jobs are as fast as estimated."""
 
     def make(scripts: dict[str, object] | None = None, **changes: object) -> Bench:
         study = bench({"*": [as_estimated()], **(scripts or {})}, **changes)
@@ -39,7 +39,7 @@ def origins(study: Bench) -> list[Origin]:
 
 
 def test_the_baselines_come_first_then_the_prior_then_the_sampler(informed: Callable[..., Bench]) -> None:
-    """A small space is measured wholly, and needs no plan for one GPU alone."""
+    """A small space is measured completely, and needs no single-GPU baseline."""
     study = informed()
     assert study.start(*NINE_PLANS, "search.prior=2") is StopReason.EXHAUSTED
     baselines = [(trial.baseline, trial.values["micro_batch"]) for trial in study.trials if trial.baseline]
@@ -62,7 +62,7 @@ def test_a_resumed_study_goes_on_where_it_was(informed: Callable[..., Bench]) ->
 
 
 def test_a_baseline_out_of_memory_is_followed_by_its_remedy(informed: Callable[..., Bench]) -> None:
-    """Where the space has it, and it may be the best."""
+    """The remedy is in the space and may be the best."""
     study = informed({"zero1 x4": [oom]})
     study.start(
         "strategy=ddp,zero1", "micro_batch=2,4", "activation_checkpointing=none,full", "search.prior=0"
@@ -77,7 +77,7 @@ def test_a_baseline_out_of_memory_is_followed_by_its_remedy(informed: Callable[.
     assert (remedy.origin, remedy.parent, remedy.baseline) == (Origin.REMEDY, baseline.number, "zero1")
     assert remedy.values == {**baseline.values, "activation_checkpointing": "full"}
     assert remedy.state is State.INFEASIBLE
-    # Half the micro-batch, checkpointed, is next, as little is known of the machine yet.
+    # Half the micro-batch, still checkpointed, is next, since little is known about the machine yet.
     assert remedy.advice is not None
     assert remedy.advice.changes == {"micro_batch": 2}
     second, *others = study.trials[remedy.number :]
@@ -107,11 +107,11 @@ def test_one_gpu_alone_is_measured_once_and_cannot_win(informed: Callable[..., B
     assert (alone.is_single_gpu, alone.origin, alone.baseline) == (True, Origin.BASELINE, "1 GPU")
     assert (alone.state, alone.values["ranks"]) == (State.MEASURED, 1)
     assert [trial.plan.ranks for trial in others if trial.plan] == [2, 2]
-    assert len(alone.attempts) == (1 if end == "die" else 2)  # what was cancelled says nothing
+    assert len(alone.attempts) == (1 if end == "die" else 2)  # another follows a cancelled one
     assert study.told == [[100.0], [100.0]]
     assert [value for value, _ in Ranking(study.trials, TOKENS_PER_S).contenders] == [100.0, 100.0]
     limits = [spec.measure.beat_step_s is not None for spec in study.cluster.launched if spec.plan.ranks == 2]
-    assert limits == [False, True]  # slower than one GPU alone, they have nothing to beat at first
+    assert limits == [False, True]  # the single-GPU baseline is no time to beat, so the first trial has none
 
 
 # ---------------------------------------------------------------- ends
@@ -122,7 +122,7 @@ def test_a_search_ends_when_nothing_left_is_expected_to_be_better(informed: Call
     space = ("strategy=ddp,zero1,zero2,zero3", "micro_batch=1,2,4", "activation_checkpointing=none,full")
     assert study.start(*space, "limits.improvement=0.02") is StopReason.NO_BETTER
     assert 3 <= len(study.launched_plans) < 12
-    assert study.launched_plans[0] == "ddp x4"  # the best by estimate, and so in truth
+    assert study.launched_plans[0] == "ddp x4"  # the best by estimate, and here also when measured
     launched = len(study.launched_plans)
     assert study.start(*space, "limits.improvement=0.02") is StopReason.NO_BETTER
     assert len(study.launched_plans) == launched
@@ -169,7 +169,7 @@ def test_patience_ends_a_study_that_improves_by_noise_only(bench: Callable[..., 
 def test_of_money_and_gpu_hours_what_the_confirmation_takes_is_left_for_it(
     bench: Callable[..., Bench], limits: Limits, reason: StopReason
 ) -> None:
-    """Each launch takes 20 GPU-seconds, or one of five coins: three trials, and two rounds of the best."""
+    """Each launch takes 20 of 100 GPU-seconds: three trials, and two rounds of the best."""
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
@@ -183,7 +183,7 @@ def test_of_hours_what_the_confirmation_takes_is_left_for_it(bench: Callable[...
     study = bench({"zero1 x2": [measured(200.0)]})
     asked = ("micro_batch=1,2,4,8", "search=grid")
     confirm = ConfirmConfig(best=1, drift_every=0)
-    limits = dataclasses.replace(NO_LIMIT, hours=31 / 3600)  # a launch and two rounds: 10 s each
+    limits = dataclasses.replace(NO_LIMIT, hours=31 / 3600)  # one launch and two rounds of 10 s each
     assert study.start(*asked, limits=limits, confirm=confirm) is StopReason.HOURS
     _, *repeats = (spec.kind for spec in study.cluster.launched if spec.plan.micro_batch == 2)
     assert len(study.trials) < 4
@@ -202,10 +202,10 @@ def test_what_needs_no_less_than_a_plan_that_failed_is_not_launched(bench: Calla
     said = study.trials[3].outcome
     assert isinstance(said, Failure)
     assert "needs no less memory than trial 0002, which failed" in said.message
-    study.start(*asked)  # a new start knows it too
+    study.start(*asked)  # the next start knows it too
     assert (len(study.launched_plans), len(study.trials)) == (2, 4)
     study.start("micro_batch=8", "space=none", "search.dominance=true", point={"micro_batch": 8})
-    assert study.launched_plans[-1] == "zero1 x8"  # whoever asks for it by name gets it
+    assert study.launched_plans[-1] == "zero1 x8"  # a user who asks for it directly gets it
 
 
 # ---------------------------------------------------------------- no longer than needed
@@ -225,7 +225,7 @@ def test_a_trial_that_cannot_beat_the_best_is_stopped_and_cannot_win(bench: Call
         pytest.approx(tokens / 100.0 * 1.01),
     ]
     study.start("strategy=zero1", "space=none", point={"strategy": "zero1"})
-    assert study.cluster.launched[-1].measure.beat_step_s is None  # a user wants the number
+    assert study.cluster.launched[-1].measure.beat_step_s is None  # a user wants the full measurement
     assert study.states[-1] is State.MEASURED
 
 
@@ -250,7 +250,7 @@ BOTH = (TOKENS_PER_S, Goal(name="peak_bytes"))
 
 @pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
 def test_two_goals_are_searched_and_taught_together(informed: Callable[..., Bench], sampler: str) -> None:
-    """No trial is ended early: it may be the thriftiest."""
+    """No trial is ended early, since a slow one may need least memory."""
     scripts = {"ddp": [measured(100.0, 900)], "zero1": [measured(90.0, 500)], "zero1 x4": [oom]}
     study = informed({**scripts, "zero2": [measured(80.0, 400)]})
     study.goals = BOTH
@@ -270,7 +270,7 @@ def test_two_goals_are_searched_and_taught_together(informed: Callable[..., Benc
         FailureKind.GPU_OOM
     ]
     speeds = [tuple(values) for values in study.told]
-    assert speeds.count((100.0, -900.0)) == 4  # what ran out of memory is told as the worst so far
+    assert speeds.count((100.0, -900.0)) == 4  # a plan that ran out of memory counts as the worst so far
     assert speeds.count((80.0, -400.0)) >= 3
     assert Origin.SAMPLER in origins(study)
 

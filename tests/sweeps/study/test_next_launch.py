@@ -1,4 +1,4 @@
-"""What a study launches next."""
+"""The next launch of a study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def following(
     check_best: int = 0,
     **confirm: Any,
 ) -> Launch | Wait | Done:
-    """Of a study that looks for drift after two trials, and confirms the best two in two rounds."""
+    """Return what follows if drift is looked for after two trials and two trials have two rounds."""
     known = {"best": 2, "rounds": 2, "drift_every": 2, **confirm}
     policy = Policy(confirm=ConfirmConfig(**known), check_best=check_best)
     now = Situation(running=running, search_end=ended, is_spent=is_spent)
@@ -34,7 +34,7 @@ def following(
 
 
 def trial(number: int, tokens_per_s: float = 100.0, rounds: int = 0, **changes: Any) -> Trial:
-    """Measured at as many seconds as its number says; then again, as fast, in so many rounds."""
+    """Return a trial that ended as many seconds after the start as its number says, then `rounds` repeats."""
     seen = a_measurement(tokens_per_s=tokens_per_s)
     repeats = [a_repeat(round=at, outcome=seen, ended_at=50.0) for at in range(1, rounds + 1)]
     known = {"number": number, "outcome": seen, "closed_at": float(number), "repeats": repeats}

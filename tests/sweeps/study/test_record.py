@@ -1,4 +1,4 @@
-"""Which study a command line means."""
+"""The study that a command line means."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FREE = {
 
 @pytest.fixture
 def record(shape: ModelShape, machine: Machine) -> Callable[..., StudyRecord]:
-    """The record of a command line; changes are of its flat keys."""
+    """Make the record of a command line. Changes apply to its flat keys."""
 
     def make(
         config: SweepConfig | None = None,
@@ -142,7 +142,7 @@ def test_a_single_trial_shares_model_data_and_batch_with_the_study_it_joins(
     known, single = record(), record(dimensions=(), global_batch=64, measure__steps=50, data__kind="text")
     joined = joined_record(known, single)
     assert joined.asked["measure.steps"] == 12
-    # open_study refuses these.
+    # open_study refuses these differences.
     assert (joined.asked["global_batch"], joined.asked["data.kind"]) == (64, "text")
     assert (joined.name, joined.dimensions) == (known.name, known.dimensions)
 

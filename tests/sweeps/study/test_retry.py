@@ -1,4 +1,4 @@
-"""Whether another attempt takes the place of one that ended."""
+"""The cases in which another attempt takes the place of one that ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_OF_TRIES = (AttemptKind.REPEAT, AttemptKind.CHECK)
 
 
 def after(outcome: Outcome | FailureKind, retries: int = 1, lost: int = 0, **changes: Any) -> bool:
-    """Of a trial of the search that has lost so many attempts."""
+    """True if a trial of the search that has lost so many attempts is launched again."""
     known: dict[str, Any] = {"trial": running(lost), "kind": AttemptKind.FIRST, "retries": retries}
     if isinstance(outcome, FailureKind):
         outcome = Failure(kind=outcome, message="")

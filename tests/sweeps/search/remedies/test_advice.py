@@ -1,4 +1,4 @@
-"""Which remedy comes next in a study, given what it has tried: true plans, only the jobs are made up."""
+"""The next remedy in a study, given what it has tried. Plans are real, only the jobs are made up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from train_entry.contract import Advice, Failure, FailureKind, Measurement, Scal
 
 @dataclass
 class Lab:
-    """A trial that ran out of memory, and what its study tries then: all true but the jobs."""
+    """A trial that ran out of memory, and what its study tries then. All is real but the jobs."""
 
     composer: Composer
     machine: Machine
@@ -50,14 +50,17 @@ class Lab:
         self.ended({}, self.kind)
 
     def plans(self, before: Changes, more: Changes) -> ChangedPlan | None:
-        """The planner's, each once: a chain of advice asks for its first plans again and again."""
+        """Return the planner's plan, made once.
+
+        A chain of advice asks for its first plans again and again.
+        """
         key = (frozenset(before.items()), frozenset(more.items()))
         if key not in self.made:
             self.made[key] = plan_of(self.planner.plan, {})(before, more)
         return self.made[key]
 
     def ended(self, changes: Mapping[str, Scalar], kind: FailureKind | None) -> None:
-        """A trial of the study, with these changes; None: it fits."""
+        """Add a trial of the study with these changes; kind None: it fits."""
         planned = self.plans(changes, {})
         assert planned is not None
         outcome = a_measurement() if kind is None else Failure(kind=kind, message="full")
@@ -86,7 +89,7 @@ class Lab:
         return advise(self.trials[0], self.grounds)
 
     def until_nothing_is_left(self) -> list[str]:
-        """Names of the remedies, where each that is tried fails as the trial itself did."""
+        """Return the remedies' names in order, if each that is tried fails as the trial itself did."""
         names = []
         while (advice := self.advice()) is not None:
             names.append(advice.remedy)
@@ -132,7 +135,7 @@ def test_what_ran_out_too_stays_and_the_next_comes_on_top(lab: Callable[..., Lab
     study.ended({"activation_checkpointing": "full"}, FailureKind.GPU_OOM)
     advice = study.advice()
     assert advice is not None
-    # The peak is the optimizer's by then, whose gaps this closes; a smaller micro-batch would not lower it.
+    # By then the optimizer's update is the peak: this closes its gaps; a smaller micro-batch does not help.
     assert advice.changes == {"activation_checkpointing": "full", "allocator.expandable_segments": True}
 
 
@@ -182,7 +185,7 @@ def test_of_two_trials_of_a_plan_the_one_that_fits_counts(
     assert len(numbers) == 2
 
 
-# ---------------------------------------------------------------- by what is expected
+# ---------------------------------------------------------------- estimates decide
 
 
 def changes_of(options: Sequence[Option]) -> list[Changes]:
@@ -210,7 +213,7 @@ def test_where_nothing_is_expected_to_fit_there_is_no_advice(lab: Callable[..., 
     assert not any(option.is_open for option in found)
     assert study.advice() is None
     assert nothing_left(study.trials[0], "cuda", found) == (
-        "no remedy that is left is expected to fit: a larger card, more ranks, a smaller model"
+        "no remaining remedy is expected to fit: use a larger GPU, more ranks or a smaller model"
     )
 
 
@@ -243,7 +246,7 @@ def test_on_a_full_host_a_saving_is_of_its_memory(lab: Callable[..., Lab]) -> No
     )
 
 
-# ---------------------------------------------------------------- in which order
+# ---------------------------------------------------------------- the order
 
 
 def test_sharding_comes_before_offloading(lab: Callable[..., Lab]) -> None:
@@ -253,7 +256,7 @@ def test_sharding_comes_before_offloading(lab: Callable[..., Lab]) -> None:
 
 
 def test_a_zero_stage_that_saves_nothing_is_passed_over(lab: Callable[..., Lab]) -> None:
-    """With the optimizer on the CPU, zero2 keeps what zero1 keeps here, and zero3 does not."""
+    """With the optimizer on the CPU, zero2 needs what zero1 needs here, and zero3 needs less."""
     study = lab(ON_DDP, gpus(2))
     study.until_nothing_is_left()
     strategies = [trial.plan.strategy for trial in study.trials if trial.plan]
@@ -340,5 +343,5 @@ def test_when_all_is_tried_the_way_out_is_not_a_knob(lab: Callable[..., Lab]) ->
     study = lab(ON_DDP, gpus(2))
     study.until_nothing_is_left()
     assert nothing_left(study.trials[0], "cuda") == (
-        "every remedy that saves memory has been tried: a larger card, more ranks, a smaller model"
+        "every remedy that saves memory has been tried: use a larger GPU, more ranks or a smaller model"
     )

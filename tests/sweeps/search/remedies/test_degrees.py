@@ -1,4 +1,4 @@
-"""What takes less memory where tensor ranks or stages share the model: degrees stay, rules are kept."""
+"""Remedies for plans that tensor ranks or stages divide: degrees stay, rules are kept."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_a_bucket_is_cut_to_what_a_rank_has_of_the_model() -> None:
     own = parameters(divided(tensor=2, pipeline=2), BILLION)
     assert 250_000_000 < own < 300_000_000  # a stage's embedding is not split
     assert first.changes == {"zero.reduce_bucket_size": rounded_up(own)}
-    assert first.how.endswith(f"; a rank's part of the model has {own:,} parameters only")
+    assert first.how.endswith(f"; a rank's part of the model has only {own:,} parameters")
 
 
 def after_oom(composer: Composer, *overrides: str) -> list[Option]:
-    """All that would be tried after a trial, one after another, if each that is tried fits."""
+    """Return all remedies tried after a trial, one after another, if each that is tried fits."""
     mine = composer.with_fixed((*overrides, "model=llama_7b", "micro_batch=4"))
     model = model_shape(mine.compose().model)
     planner = Planner(mine, model, EIGHT, "study")

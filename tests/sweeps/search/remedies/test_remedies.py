@@ -1,4 +1,4 @@
-"""What takes less memory: each remedy as one step, with its numbers."""
+"""Each remedy as one step, with its numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BILLION = a_model(
 
 
 def changes(name: str, plan: Plan, model: ModelShape = BILLION) -> Mapping[str, Scalar] | None:
-    """Of the first step; None: there is none."""
+    """Return the changes of the first step; None: there is none."""
     return next((step.changes for step in ALL[name](plan, model)), None)
 
 
@@ -86,7 +86,7 @@ def test_a_bucket_larger_than_the_model_is_cut_to_the_model_first() -> None:
     model = a_model(parameters=123_456_789)
     assert bucket_sizes(a_plan(), model)[0] == 130_000_000
     assert how("buckets", a_plan(), model) == (
-        "buffers for gradients are allocated whole; the model has 123,456,789 parameters only"
+        "gradient buckets are allocated at full size; the model has only 123,456,789 parameters"
     )
 
 
@@ -223,10 +223,7 @@ def test_every_remedy_is_documented() -> None:
     assert {name.strip(" `") for step in steps for name in step.split(",")} >= set(ALL)
 
 
-# ---------------------------------------------------------------- bytes
-
-
-# ---------------------------------------------------------------- what it saves, and whether it fits
+# ---------------------------------------------------------------- savings and fit
 
 
 def test_a_saving_on_the_gpu_is_that_of_the_peak() -> None:
@@ -244,7 +241,7 @@ def test_where_the_peak_stays_what_is_needed_beside_it_counts() -> None:
     [
         ("micro_batch", 1, True),
         ("micro_batch", 0, False),
-        ("buckets", 64 * 2**20, False),  # under one percent of 8.5 GiB
+        ("buckets", 64 * 2**20, False),  # less than one percent of 8.5 GiB
         ("buckets", 90 * 2**20, True),
     ],
 )
@@ -262,7 +259,7 @@ def test_a_buffer_must_save_more_than_nothing_to_be_worth_a_launch(
         (too_large(12), {FailureKind.GPU_OOM}),
         (too_large(9, host_bytes=65 * GIB), {FailureKind.HOST_OOM}),
         (too_large(12, host_bytes=65 * GIB), {FailureKind.GPU_OOM, FailureKind.HOST_OOM}),
-        (too_large(9), set()),  # the disk
+        (too_large(9), set()),  # the disk is too small
         (too_large(9, host_bytes=65 * GIB, host_limit_bytes=None), set()),
     ],
 )
@@ -277,7 +274,7 @@ def test_on_a_cpu_it_is_always_the_host() -> None:
 
 
 def pairs(**changes: Any) -> list[tuple[Row, Row]]:
-    """Recorded trials, with those that differ by these changes only."""
+    """Return recorded trials with those that differ from them by these changes only."""
     recorded = tables()
     rows = [row for table in ("h200x1_1b3_cap40", "h200x2_1b3_cap40") for row in recorded[table]]
     found = [(row.table, row.model, row.plan, row) for row in rows]
