@@ -44,8 +44,8 @@ STOREYS = (
 PURE_FOLDERS = ("sweeps/space", "sweeps/plan", "sweeps/estimate", "sweeps/search")
 DOORS: dict[str, tuple[str, ...]] = {
     "optuna": ("sweeps/search/sampler.py",),
-    "numpy": ("sweeps/search/gaussian_process.py", "train_entry/", "analysis/"),
-    "scipy": ("sweeps/search/students_t.py",),
+    "numpy": ("sweeps/estimate/robust.py", "sweeps/search/gaussian_process.py", "train_entry/", "analysis/"),
+    "scipy": ("sweeps/estimate/robust.py", "sweeps/search/students_t.py"),
     "submitit": ("sweeps/cluster/",),
     "mlflow": ("sweeps/tracking/mlflow.py",),
     "sqlalchemy": ("sweeps/tracking/mlflow.py",),

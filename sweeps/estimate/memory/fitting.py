@@ -20,6 +20,7 @@ from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.memory.account import ACTIVATIONS, LOGITS, STEP, Memory, PhaseMemory
 from sweeps.estimate.memory.classes import PlanClass, class_of
 from sweeps.estimate.memory.model import COLD, MemoryFactors, memory_of
+from sweeps.estimate.robust import Unknown, robust_fit
 from train_entry.contract import GIB, ModelShape, Plan
 
 # Relative error of a measured peak that a good estimate leaves: rounding in torch's allocator, timing.
@@ -28,14 +29,14 @@ NOISE = 0.015
 LIMIT_NOISE = 0.03
 LARGE_ERROR = 0.05  # from here on errors count linearly
 # How far each factor is believed to be from its default, as a standard deviation, and its bounds.
-PRIORS = {
+BELIEFS = {
     "activations": (0.10, 0.25, 4.0),
     "logits": (0.10, 0.25, 4.0),
     "optimizer_step": (0.10, 0.25, 4.0),
     "unseen_bytes": (0.25 * GIB, 0.0, 16.0 * GIB),
     "fragmentation": (0.03, 0.0, 0.3),
 }
-NAMES = tuple(PRIORS)
+NAMES = tuple(BELIEFS)
 CONTEXT_BOUNDS = (0.25, 4.0)
 CONTEXT_WEIGHT = 1.0  # of the default, in observations
 SPREAD_WEIGHT = 4.0  # likewise
@@ -46,8 +47,6 @@ CLASS_BOUNDS = (0.5, 2.0)
 PASSES = 4
 OVER = 0.01  # a plan that ran out needed more than its limit: by this much
 GROWN = 1.01  # the least by which more noise asks for another pass
-ROUNDS = 20
-SWEEPS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,27 +72,6 @@ class _Row:
     peak: float | None
     limit: float | None
     kind: PlanClass
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Error:
-    """One relative error, and how it changes with each factor."""
-
-    value: float
-    slopes: tuple[float, ...]
-    noise: float = LIMIT_NOISE
-
-    @property
-    def weight(self) -> float:
-        """In least squares, so that a large error counts linearly."""
-        return min(1.0, LARGE_ERROR / max(abs(self.value), 1e-12)) / self.noise**2
-
-    @property
-    def cost(self) -> float:
-        """Huber's loss."""
-        size = abs(self.value)
-        is_small = size <= LARGE_ERROR
-        return (size**2 / 2 if is_small else LARGE_ERROR * (size - LARGE_ERROR / 2)) / self.noise**2
 
 
 def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors = COLD) -> MemoryFactors:
@@ -126,17 +104,19 @@ def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors =
 
 
 def _fitted(
-    rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float
+    rows: Sequence[_Row], values: Sequence[float], start: Sequence[float], noise: float
 ) -> tuple[float, ...]:
-    """The best factors found from `values` on, where measured peaks have that much noise."""
-    best = values
-    for _ in range(ROUNDS):
-        errors = [error for row in rows for error in _errors(row, values, noise)]
-        solved = _solve(errors, values, start)
-        # Which phase is the peak, and which limits count, changes with the factors: half a step each time.
-        values = tuple([(old + new) / 2 for old, new in zip(values, solved, strict=True)])
-        best = min(best, values, key=lambda at: _cost(rows, at, start, noise))
-    return best
+    """Return the best factors found from `values` on, if measured peaks have that much noise."""
+    unknowns = [
+        Unknown(default=default, deviation=deviation, lowest=lowest, highest=highest)
+        for default, (deviation, lowest, highest) in zip(start, BELIEFS.values(), strict=True)
+    ]
+
+    def errors(at: Sequence[float]) -> list[float]:
+        return [error for row in rows for error in _errors(row, at, noise)]
+
+    thresholds = [LARGE_ERROR / deviation for row in rows for deviation in _noises(row, noise)]
+    return robust_fit(errors, thresholds, unknowns, values)
 
 
 def _noise_left(rows: list[_Row], values: tuple[float, ...]) -> float:
@@ -147,7 +127,7 @@ def _noise_left(rows: list[_Row], values: tuple[float, ...]) -> float:
 
 def _residual(row: _Row, values: tuple[float, ...]) -> float:
     """Logarithm of measured over estimated; of a plan that ran out, of its limit over what it must hold."""
-    estimate = _peak(row, values)[0]
+    estimate = _peak(row, values)
     if row.peak is not None:
         return math.log(row.peak / estimate)
     assert row.limit is not None, "one that ran out is of use with its limit only"
@@ -198,62 +178,26 @@ def _by_factor(phase: PhaseMemory) -> tuple[float, float, float, float]:
     return sums[""], sums[ACTIVATIONS], sums[LOGITS], sums[STEP]
 
 
-def _peak(row: _Row, values: Sequence[float]) -> tuple[float, tuple[float, float, float, float]]:
-    """The estimate, and the phase it is of."""
+def _peak(row: _Row, values: Sequence[float]) -> float:
     activations, logits, step, unseen = values[:4]
-    totals = [at[0] + activations * at[1] + logits * at[2] + step * at[3] for at in row.phases]
-    highest = max(range(len(totals)), key=totals.__getitem__)
-    return totals[highest] + unseen, row.phases[highest]
+    return max(at[0] + activations * at[1] + logits * at[2] + step * at[3] for at in row.phases) + unseen
 
 
-def _errors(row: _Row, values: Sequence[float], noise: float) -> list[_Error]:
-    estimate, phase = _peak(row, values)
-    slopes = (phase[1], phase[2], phase[3], 1.0)
-    errors = []
-    if row.peak is not None:
-        scaled = tuple([slope / row.peak for slope in slopes])
-        errors.append(_Error(value=estimate / row.peak - 1, slopes=(*scaled, 0.0), noise=noise))
+def _errors(row: _Row, values: Sequence[float], noise: float) -> list[float]:
+    """Return the relative errors of one observation, each over its own noise."""
+    estimate, loose = _peak(row, values), 1 + values[4] * row.gaps
+    errors = [] if row.peak is None else [(estimate / row.peak - 1) / noise]
     if row.limit is None:
         return errors
-    loose = 1 + values[4] * row.gaps
-    if row.peak is None and estimate * loose < row.limit:  # ran out, and the estimate says it fits
-        scaled = tuple([slope * loose / row.limit for slope in slopes])
-        apart = estimate * row.gaps / row.limit
-        errors.append(_Error(value=estimate * loose / row.limit - 1, slopes=(*scaled, apart)))
-    if row.peak is not None and row.peak * loose > row.limit:  # ran, with more room between than there was
-        apart = row.peak * row.gaps / row.limit
-        errors.append(_Error(value=row.peak * loose / row.limit - 1, slopes=(0.0, 0.0, 0.0, 0.0, apart)))
-    return errors
+    if row.peak is None:  # it ran out: an error as far as the estimate says that it fits
+        return [*errors, min(0.0, estimate * loose / row.limit - 1) / LIMIT_NOISE]
+    # It ran: an error as far as there is more between tensors than there was room for.
+    return [*errors, max(0.0, row.peak * loose / row.limit - 1) / LIMIT_NOISE]
 
 
-def _solve(errors: list[_Error], at: tuple[float, ...], start: tuple[float, ...]) -> tuple[float, ...]:
-    """The best factors of errors taken as linear around `at`: one factor after the other, within bounds."""
-    bounds, size = tuple(PRIORS.values()), range(len(PRIORS))
-    gradients, curvatures = [0.0] * len(bounds), [[0.0] * len(bounds) for _ in bounds]
-    for error in errors:
-        weight, slopes = error.weight, error.slopes
-        for one in size:
-            gradients[one] += weight * error.value * slopes[one]
-            for other in size:
-                curvatures[one][other] += weight * slopes[one] * slopes[other]
-    values = list(at)
-    for _ in range(SWEEPS):
-        for index, (deviation, lowest, highest) in enumerate(bounds):
-            precision = 1 / deviation**2
-            gradient = gradients[index] + (values[index] - start[index]) * precision
-            new = values[index] - gradient / (curvatures[index][index] + precision)
-            new = min(highest, max(lowest, new))
-            moved, values[index] = new - values[index], new
-            gradients = [was + moved * row[index] for was, row in zip(gradients, curvatures, strict=True)]
-    return tuple(values)
-
-
-def _cost(rows: list[_Row], values: tuple[float, ...], start: tuple[float, ...], noise: float) -> float:
-    """Of all errors, and of the distance from the prior."""
-    cost = 0.0
-    for (deviation, _, _), value, default in zip(PRIORS.values(), values, start, strict=True):
-        cost += ((value - default) / deviation) ** 2 / 2
-    return cost + sum(error.cost for row in rows for error in _errors(row, values, noise))
+def _noises(row: _Row, noise: float) -> list[float]:
+    """Return the noise of each of the row's errors."""
+    return [*([] if row.peak is None else [noise]), *([] if row.limit is None else [LIMIT_NOISE])]
 
 
 def _spread(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeps.estimate.time.fitting import TimeObservation, fit_time, noise_of, quantile_s, solve
+from sweeps.estimate.time.fitting import TimeObservation, fit_time, noise_of, quantile_s
 from sweeps.estimate.time.step import COLD, TimeFactors, time_of
 from tests.support.examples import a_plan
 from tests.support.plans import H200, LLAMA_1B3, Case, cases
@@ -107,8 +107,3 @@ def test_a_quantile_lies_above_the_estimate_by_the_spread() -> None:
 def test_steps_that_wait_for_the_host_scatter_more() -> None:
     slow = time_of(a_plan(zero={"stage": 3}, micro_batch=1), LLAMA_1B3, H200)
     assert noise_of(slow) > 2 * noise_of(FAST)
-
-
-def test_linear_equations_are_solved() -> None:
-    """2x + y = 5, x + 3y = 10."""
-    assert solve([[2.0, 1.0], [1.0, 3.0]], [5.0, 10.0]) == pytest.approx([1, 3])
