@@ -70,15 +70,15 @@ from sweeps.tracking.location import artifact_root, default_uri, is_server, ui_c
 from sweeps.tracking.mlflow import MlflowTracker, shown_attempt
 from train_entry.contract import Ranking, State, StudyDir, StudyRecord, read_document
 
-sys.path.append(str(HYDRA_PLUGINS))  # where Hydra finds the sweeper; see the plugin itself
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and we print one line instead of ten
+sys.path.append(str(HYDRA_PLUGINS))  # so that Hydra finds the sweeper; see the plugin itself
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors, and we print one line, not ten
 
 OK, ERROR, BAD_CONFIG, NO_FEASIBLE_TRIAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """All that one start of a study works with."""
+    """The inputs and parts that one start of a study works with."""
 
     config: SweepConfig
     request: Request
@@ -87,7 +87,7 @@ class Session:
     directory: StudyDir
     planner: Planner
     estimator: Estimator
-    single: Point | None  # the one point to measure, anew; None: search
+    single: Point | None  # the only point to measure, even if it was measured before; None: search
 
 
 register_schema()
@@ -96,20 +96,20 @@ register_resolvers(lambda: bool(find_gpus()))
 
 @hydra.main(config_path="conf", config_name="sweep", version_base="1.3")
 def run_single(_: DictConfig) -> None:
-    """One trial of the composed configuration."""
+    """Run the composed configuration as one trial."""
     arguments = list(HydraConfig.get().overrides.task)
     loader = GlobalHydra.instance().config_loader()
-    # SystemExit: any other exception makes Hydra print lines of its own.
+    # SystemExit, because Hydra prints lines of its own for any other exception.
     raise SystemExit(exit_status(lambda: run(arguments, loader, single=True)))
 
 
 def run_sweep(arguments: Sequence[str], loader: ConfigLoader) -> None:
-    """A study; the sweeper plugin calls this for `-m`."""
+    """Run a study. The sweeper plugin calls this for `-m`."""
     raise SystemExit(exit_status(lambda: run(arguments, loader, single=False)))
 
 
 def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
-    """Check everything, then search. Returns the exit status."""
+    """Check everything, then search. Return the exit status."""
     session = prepare(arguments, loader, single)
     if session.config.dry_run:
         return list_only(session)
@@ -120,7 +120,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
         ledger = Ledger(session.directory)
         known = work_on_record(ledger)
         ranking = Ranking(ledger.trials, session.record.goal)
-        for trial in ledger.trials:  # what an earlier start could not record; what is known costs little
+        for trial in ledger.trials:  # an earlier start may have missed some; recording again costs little
             if trial.state.is_closed:
                 folder = session.directory.trial(trial.number)
                 tracker.record(trial, shown_attempt(folder, trial), ranking.drift(trial))
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> int:
 
 
 def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Session:
-    """Everything that can be wrong with a command line is found here, before anything is launched."""
+    """Check the whole command line before anything is launched, and put the session together."""
     request = read_request([*arguments, *(["space=none"] if single else [])], Composer(loader))
     config = request.composer.compose()
     require_inputs(config)
@@ -152,7 +152,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
     estimator = Estimator(model, hardware, room, config.gate)
     if config.gate.earlier_studies:
         estimator.learn(earlier_trials(Path(config.studies_dir), record))
-    if not config.dry_run:  # which says itself that nothing is legal, and why
+    if not config.dry_run:  # a dry run itself reports that no plan is legal, and why
         planner.require_legal(request.space)
     return Session(
         config=config,
@@ -167,7 +167,7 @@ def prepare(arguments: Sequence[str], loader: ConfigLoader, single: bool) -> Ses
 
 
 def list_only(session: Session) -> int:
-    """Print the plans of the space with their estimates, or why they are illegal; launch nothing."""
+    """Print each plan of the space with its estimate, or why it is illegal. Launch nothing."""
     planner, estimator, config = session.planner, session.estimator, session.config
     to = Path(config.dry_run_to) if config.dry_run_to else None
     if to is not None:
@@ -189,13 +189,16 @@ def list_only(session: Session) -> int:
         if to is not None:
             print(f"written to {to}")
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
     return OK if listing.legal else NO_FEASIBLE_TRIAL
 
 
 def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> tuple[StudyRecord, Point]:
-    """A trial of one's own joins the study that is named, or else the model's collection of such trials."""
+    """Return the study that a single trial joins, and the trial's point.
+
+    The study is the one that is named, or else the model's collection of single trials.
+    """
     name = config.study or collection_name(asked)
     known = read_document(StudyDir(Path(config.studies_dir) / name).record, StudyRecord)
     point = pinned_values(request.composer.fixed, request.composer)
@@ -207,7 +210,7 @@ def single_trial(asked: StudyRecord, request: Request, config: SweepConfig) -> t
 
 
 def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[str]]:
-    """The tracker, and how to look at it in a browser. Raises TrackingError where it cannot be opened."""
+    """Return the tracker, and lines that say how to view it in a browser. Raises TrackingError."""
     if session.config.tracking.kind == "none":
         return NoTracker(), []
     studies = session.directory.path.parent
@@ -222,7 +225,7 @@ def open_tracker(session: Session, study: StudyRecord) -> tuple[Tracker, list[st
 
 
 def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker) -> StopReason:
-    """Run the loop to its end, or to Ctrl-C."""
+    """Run the loop until it ends or Ctrl-C interrupts it."""
     config = session.config
     machine = session.target.machine
     parallel = config.cluster.parallel or machine.nodes
@@ -258,7 +261,7 @@ def search(session: Session, ledger: Ledger, display: Display, tracker: Tracker)
         display.stop()
         for problem in close_cluster(cluster):
             print(problem, file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is left to do may be cut short
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C may cut the rest short
 
 
 def limits_of(config: SweepConfig) -> Limits:
@@ -276,9 +279,9 @@ def limits_of(config: SweepConfig) -> Limits:
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed. The first ends the study in order, the second at once.
+    """A flag that Ctrl-C sets. The first Ctrl-C ends the study in an orderly way, the second at once.
 
-    The handler itself says nothing: it may have interrupted a write to the same terminal.
+    The signal handler prints nothing: it may have interrupted a write to the same terminal.
     """
 
     def __init__(self) -> None:
@@ -296,12 +299,12 @@ class Interrupt:
 
 
 def work_on_record(ledger: Ledger) -> int:
-    """Grows whenever a trial is opened or launched."""
+    """Return a count that grows whenever a trial is opened or launched."""
     return sum(1 + len(trial.attempts) for trial in ledger.trials)
 
 
 def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[str], fresh: bool) -> int:
-    """Print what came of it, leave table.csv and best/, and return the exit status."""
+    """Print the results, write table.csv and best/, and return the exit status."""
     study = load_study(session.directory)
     write_csv(study)
     if session.single is not None:
@@ -312,7 +315,7 @@ def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[s
         show(study, sys.stdout)
         print(f"\nended: {reason}")
         if not fresh:
-            print(f"nothing was launched; another name measures afresh: study={session.record.name}-2")
+            print(f"nothing was launched; to measure again, use another name: study={session.record.name}-2")
         winner = find_winner(study)
         if won := winner is not None:
             print(f"files of the best:  {write_best(session.directory, ledger[winner.number])}")
@@ -326,7 +329,7 @@ def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[s
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """Do it, and turn every error that is the user's into lines of text and a status."""
+    """Run `work` and return its exit status. Errors that the user can mend become lines of text."""
     try:
         return work()
     except (ConfigError, TrackingError) as error:
@@ -339,12 +342,12 @@ def exit_status(work: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         return ERROR
     except KeyboardInterrupt:
-        print("interrupted; running trials go on, the same command collects them", file=sys.stderr)
+        print("interrupted; running trials go on, and the same command collects them", file=sys.stderr)
         return INTERRUPTED
 
 
 def main() -> int:
-    run_single()  # leaves by SystemExit, also for -m; returns after --help, --cfg and the like
+    run_single()  # raises SystemExit, also for -m; returns only after --help, --cfg and the like
     return OK
 
 

@@ -1,1 +1,1 @@
-"""Decides what to try and submits it. Never imports torch or deepspeed: those run in the jobs."""
+"""Decide what to try and submit it. This package never imports torch or deepspeed: the jobs do."""

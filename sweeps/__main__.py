@@ -1,10 +1,10 @@
-"""`python -m sweeps`: studies on disk, without starting a sweep.
+"""`python -m sweeps`: commands that need no running sweep, most of them on a study's directory.
 
-list    which studies there are, how far they came
-why     what a study knows of one configuration: its result, or why it has none
-advise  why a trial ran out of memory, and what to try next
-memory  a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
-probe   what a node of a Slurm cluster has: asked once, before the first dry run
+list    list the studies of a directory and their progress
+why     tell what a study knows about one configuration: its result, or why it has none
+advise  tell why a trial ran out of memory, and what to try next
+memory  print a model's memory by strategy and number of GPUs; needs neither a study nor a GPU
+probe   ask a node of a Slurm cluster for its hardware: once, before the first dry run
 cancel  end the running trials of a study whose orchestrator is gone
 replay  record a study in MLflow from its files
 """
@@ -27,14 +27,14 @@ OK, ERROR, BAD_INPUT = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 1 error, 2 bad input."""
+    """Run one command. Return the exit status: 0 done, 1 error, 2 bad input."""
     options = _parsed(arguments)
     try:
         status: int = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
         return OK
     except (ConfigError, ContractError) as error:
         print(error, file=sys.stderr)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Overrides may stand before and behind an option, which argparse does not allow by itself."""
+    """Parse the command line. Overrides may stand before and after an option, unlike in plain argparse."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "overrides") or any(word.startswith("-") for word in rest)):
@@ -112,7 +112,7 @@ def _summary(directory: StudyDir) -> str:
 
 
 def _best(record: StudyRecord, ledger: Ledger) -> str:
-    """By the confirmation where there was one, or else of what was measured once."""
+    """Return the text for the best trial: the confirmed winner if there is one, else the best measured."""
     ranking = Ranking(ledger.trials, record.goal)
     confirmed = read_document(ledger.directory.winner, Winner)
     if confirmed is not None and confirmed.goal == record.goal.name:
@@ -127,7 +127,7 @@ def _best(record: StudyRecord, ledger: Ledger) -> str:
 
 
 def _advise(options: argparse.Namespace) -> int:
-    from sweeps.commands.advise import advice_lines  # Hydra: half a second that `list` need not wait
+    from sweeps.commands.advise import advice_lines  # imports Hydra: `list` need not wait 0.5 s
 
     directory = StudyDir(Path(options.study_dir))
     for line in advice_lines(directory, _study(directory), options.trial):
@@ -136,7 +136,7 @@ def _advise(options: argparse.Namespace) -> int:
 
 
 def _why(options: argparse.Namespace) -> int:
-    from sweeps.commands.why import why_lines  # Hydra, as above
+    from sweeps.commands.why import why_lines  # imports Hydra, as above
 
     directory = StudyDir(Path(options.study_dir))
     for line in why_lines(directory, _study(directory), options.overrides):
@@ -145,7 +145,7 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _memory(options: argparse.Namespace) -> int:
-    from sweeps.commands.memory import memory_lines  # Hydra, as above
+    from sweeps.commands.memory import memory_lines  # imports Hydra, as above
 
     for line in memory_lines(options.overrides, options.card, options.memory_gib):
         print(line)
@@ -153,7 +153,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from sweeps.commands.machines import probe_lines  # Hydra, as above
+    from sweeps.commands.machines import probe_lines  # imports Hydra, as above
 
     for line in probe_lines(options.overrides):
         print(line)
@@ -161,11 +161,11 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from sweeps.cluster.choose import cancel_attempts  # submitit: half a second that `list` need not wait
+    from sweeps.cluster.choose import cancel_attempts  # imports submitit: `list` need not wait 0.5 s
 
     directory = StudyDir(Path(options.study_dir))
     _study(directory)
-    with exclusive(directory):  # an orchestrator that is still there would launch it again: use its Ctrl-C
+    with exclusive(directory):  # a live orchestrator would launch the trials again: end it by Ctrl-C
         ledger = Ledger(directory)
         running = [
             ledger.attempt(trial.number, trial.running.number)
@@ -175,7 +175,7 @@ def _cancel(options: argparse.Namespace) -> int:
         problems = cancel_attempts(running)
     if problems:
         raise SweepError("\n".join(problems))
-    print(f"ended {len(running)} running trials; the study's own command resumes it")
+    print(f"ended {len(running)} running trials; the command that started the study resumes it")
     return OK
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong before anything is launched. Failures of trials are not errors: they are outcomes."""
+"""Errors that occur before anything is launched. A trial's failure is no error, but an outcome."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class SweepError(Exception):
-    """The root: its text is for the person at the keyboard."""
+    """The base class. Its text is for the person at the keyboard."""
 
 
 class ConfigError(SweepError):
-    """The configuration cannot be used; one line for each problem, all of them at once. Exit status 2."""
+    """The configuration cannot be used. One line for each problem, all at once. Exit status 2."""
 
     def __init__(self, problems: Sequence[str] | str) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)

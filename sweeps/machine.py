@@ -1,4 +1,4 @@
-"""What trials share: how many ranks a node holds, and on what. Pure; `sweeps.cluster.node.devices` looks."""
+"""The machine that trials share. Pure; `sweeps.cluster.node.devices` detects what this host has."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    index: int  # in PCI bus order, as NVML counts; what CUDA_VISIBLE_DEVICES calls it
+    index: int  # in PCI bus order, as NVML counts; CUDA_VISIBLE_DEVICES uses it too
     uuid: str
     name: str
     memory_bytes: int
-    capability: tuple[int, int] | None = None  # CUDA's; None: not known
+    capability: tuple[int, int] | None = None  # CUDA compute capability; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,37 +25,37 @@ class Nvme:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The capacity of a cluster. On CPU a rank takes a core, on GPUs a card."""
+    """The capacity of a cluster. A rank takes a GPU, or a core on CPU."""
 
     device: str  # cuda or cpu
     nodes: int
     ranks_per_node: int
     gpus: tuple[Gpu, ...] = ()  # of this node; empty on CPU
     cores: int = 1
-    host_memory_bytes: int | None = None  # of a node, as far as this process may use it; None: not known
+    host_memory_bytes: int | None = None  # of one node, as far as this process may use it; None: unknown
     nvme: Nvme | None = None  # None: cluster.nvme_path is not set
     has_libaio: bool = False  # DeepSpeed's async_io is compiled, or can be
-    has_fp16: bool = True  # of a CPU: arithmetic of its own, which DeepSpeed insists on
+    has_fp16: bool = True  # a CPU may lack native fp16 arithmetic, which DeepSpeed requires
     has_flash_attention: bool = False  # the flash-attn package is installed
-    nodes_of_a_trial: int | None = None  # at most, where nodes are held in several allocations; None: all
+    nodes_of_a_trial: int | None = None  # the most, where several allocations hold the nodes; None: all
 
     @property
     def capacity(self) -> int:
-        """Ranks that a trial may have."""
+        """The most ranks that one trial may have."""
         return (self.nodes_of_a_trial or self.nodes) * self.ranks_per_node
 
     @property
     def has_bf16(self) -> bool:
-        """Compute capability 8.0 (Ampere) and later: CUDA C++ programming guide. A CPU emulates it."""
+        """True from compute capability 8.0 (Ampere) on: CUDA C++ programming guide. A CPU emulates bf16."""
         return all(gpu.capability is None or gpu.capability >= (8, 0) for gpu in self.gpus)
 
     @property
     def default_ranks(self) -> int:
-        """All GPUs of a node; on a CPU two, since each rank costs memory and all share its bandwidth."""
+        """All GPUs of a node. On a CPU two: each rank costs memory, and all ranks share its bandwidth."""
         return self.ranks_per_node if self.device == "cuda" else min(2, self.ranks_per_node)
 
     def precision(self, asked: str) -> str:
-        """`auto` is bf16 on GPUs that have it, else fp16; on a CPU fp32, since it emulates half precision."""
+        """Resolve `auto`: bf16 on GPUs that have it, else fp16; fp32 on a CPU, which emulates both."""
         if asked != "auto":
             return asked
         if self.device != "cuda":

@@ -1,4 +1,4 @@
-"""Starts the real command line in processes of its own, its state apart from the user's."""
+"""Fixtures that run the real command line in separate processes, apart from the user's own state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.paths import ROOT
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; read when torch is loaded, later
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; torch reads it when it is imported
 
-# A trial is then little more than its start-up.
+# With these settings a trial takes little more time than its start-up.
 QUICK = (
     "model.layers=1",
     "measure.warmup_steps=1",
@@ -31,11 +31,11 @@ QUICK = (
 
 @dataclass
 class CommandLine:
-    """`python sweep.py`, studies under `directory`."""
+    """The command `python sweep.py`, with studies below `directory`."""
 
     directory: Path
     script: Path = ROOT / "sweep.py"
-    within: Sequence[str] = ()  # a command to put before it, such as srun
+    within: Sequence[str] = ()  # a command that runs it, such as srun
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -43,7 +43,7 @@ class CommandLine:
         return self.directory / "studies"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """In a session of its own, as in a terminal of its own."""
+        """Start the command in a session of its own, as if in its own terminal."""
         process = subprocess.Popen(
             [*self.within, sys.executable, str(self.script), *arguments],
             cwd=self.directory,
@@ -67,7 +67,7 @@ class CommandLine:
         return {**os.environ, "SHARDSWEEP_STATE_DIR": str(self.directory / "state")}
 
     def sweeps(self, *arguments: str, limit_s: float = 120) -> str:
-        """What `python -m sweeps` prints of studies on disk."""
+        """Run `python -m sweeps` and return what it prints."""
         done = subprocess.run(
             [sys.executable, "-m", "sweeps", *arguments],
             cwd=ROOT,
@@ -95,7 +95,7 @@ def command_line(tmp_path: Path) -> Iterator[CommandLine]:
 
 @pytest.fixture(scope="module")
 def module_command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """One directory for all tests of a module, which then share what its first command measured."""
+    """A command line with one directory for all tests of a module, which share its measurements."""
     line = CommandLine(tmp_path_factory.mktemp("sweeps"))
     yield line
     line.end()
@@ -103,7 +103,7 @@ def module_command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> CommandLine:
-    """A copy of what the command line needs, whose conf/ a test may change."""
+    """A command line in a copy of this checkout, whose conf/ a test may change."""
     for name in ("conf", "sweeps", "train_entry", "analysis"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "sweep.py", tmp_path / "sweep.py")

@@ -1,6 +1,6 @@
-"""Decisions that no single module can keep: who imports whom, how large things may grow, what is never used.
+"""Rules for the whole code base: allowed imports, limits of size, and forbidden constructs.
 
-Each test gathers what breaks its rule, file by file, and expects nothing.
+Each test collects the violations of its rule, file by file, and expects none.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ OURS = ("sweeps", "train_entry", "analysis", "sweep")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_NESTED_BLOCKS = 3
-BROAD_EXCEPTS = {"train_entry/main.py", "sweeps/tracking/background.py"}  # the job's edge; around the tracker
-# Put together here, so that this file does not find itself.
+BROAD_EXCEPTS = {"train_entry/main.py", "sweeps/tracking/background.py"}  # a job's entry; the tracker
+# Assembled from parts, so that the test does not find this file.
 PATHS_OF_ONE_MACHINE = tuple(f"/{name}/" for name in ("work", "farm"))
 
 
 def sources(*folders: str) -> list[str]:
-    """Python files below folders, as paths from the root."""
+    """Return the Python files below folders, as paths relative to the root."""
     found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 PRODUCT = ["sweep.py", *sources("sweeps", "train_entry", "analysis")]
-# A package of sweeps/ imports only those before it in this list.
+# A package of sweeps/ imports only packages that stand before it in this list.
 STOREYS = (
     *("errors", "machine", "paths", "config", "space", "plan", "estimate", "cluster", "search", "study"),
     *("tracking", "show", "commands", "_hydra", "__main__"),
 )
-# These folders decide and touch nothing: neither files, processes and clocks nor a package of others, apart
-# from the doors below.
+# These folders are pure: they use no files, processes or clocks, and no third-party package except where
+# DOORS allows it.
 PURE_FOLDERS = ("sweeps/space", "sweeps/plan", "sweeps/estimate", "sweeps/search")
 DOORS: dict[str, tuple[str, ...]] = {
     "optuna": ("sweeps/search/sampler.py",),
@@ -78,14 +78,14 @@ def nodes(path: str) -> tuple[ast.AST, ...]:
 
 @functools.cache
 def imports(path: str) -> frozenset[str]:
-    """Dotted names of all modules that a file imports, also inside functions."""
+    """Return the dotted names of all modules that a file imports, also inside functions."""
     plain = {alias.name for node in nodes(path) if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module or "." for node in nodes(path) if isinstance(node, ast.ImportFrom)}
     return frozenset(plain | named | set(submodules(path)))
 
 
 def submodules(path: str) -> Iterator[str]:
-    """`from train_entry import engine` imports train_entry.engines.base."""
+    """Yield the modules behind imports such as `from train_entry import data`: train_entry.data."""
     for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module in OURS:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -101,7 +101,7 @@ def third_party(path: str) -> set[str]:
 
 
 def ours_beyond(paths: list[str], *allowed: str) -> set[tuple[str, str]]:
-    """(file, module of ours that it imports and may not)."""
+    """Return pairs of a file and a module of ours that it imports against the rules."""
     return {
         (path, module)
         for path in paths
@@ -111,7 +111,7 @@ def ours_beyond(paths: list[str], *allowed: str) -> set[tuple[str, str]]:
 
 
 def others_among(paths: list[str], *forbidden: str) -> set[tuple[str, str]]:
-    """(file, third-party package that it imports and may not)."""
+    """Return pairs of a file and a third-party package that it imports against the rules."""
     return {(path, package) for path in paths for package in third_party(path) if package in forbidden}
 
 
@@ -120,7 +120,7 @@ def functions(path: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def blocks_deep(node: ast.AST, depth: int = 0) -> int:
-    """The deepest chain of blocks inside a node; an `elif` or a `case` is no deeper than its chain."""
+    """Return how deeply blocks are nested in a node. An `elif` is as deep as its `if`."""
     block = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
     deepest = depth
     for child in ast.iter_child_nodes(node):
@@ -137,7 +137,7 @@ def catches_everything(node: ast.AST) -> bool:
     return (ast.unparse(node.type) if node.type else None) in names and not reraises
 
 
-# ---------------------------------------------------------------- who imports whom
+# ---------------------------------------------------------------- imports between our packages
 
 
 def test_the_contract_imports_the_standard_library_only() -> None:
@@ -189,7 +189,7 @@ def test_reports_need_neither_a_search_nor_torch() -> None:
     assert others_among(sources("analysis"), *foreign) == set()
 
 
-# ---------------------------------------------------------------- one door per third-party system
+# ---------------------------------------------------------------- few importers per third-party package
 
 
 @pytest.mark.parametrize("package", DOORS)
@@ -217,7 +217,7 @@ def test_what_decides_touches_no_other_system() -> None:
     assert [path for path in pure if imports(path) & effects] == []
 
 
-# ---------------------------------------------------------------- the house
+# ---------------------------------------------------------------- packages and folders
 
 
 def storey(module: str) -> str:
@@ -242,7 +242,7 @@ def test_few_modules_stand_beside_the_folders() -> None:
 
 @pytest.mark.parametrize("top", ["sweeps", "train_entry", "analysis"])
 def test_no_folder_imports_in_a_circle(top: str) -> None:
-    """Folders of one parent, at every depth."""
+    """Check the modules and folders of each parent, at every depth."""
     for parent in {Path(path).parent for path in sources(top)}:
         edges = {(one, other) for one, other in folder_imports(parent) if one != other}
         while edges:
@@ -253,7 +253,7 @@ def test_no_folder_imports_in_a_circle(top: str) -> None:
 
 
 def folder_imports(parent: Path) -> Iterator[tuple[str, str]]:
-    """(child, child that it imports) of a folder: modules and folders alike."""
+    """Yield pairs of a folder's child and a child that it imports. Children are modules and folders."""
     depth = len(parent.parts)
     for path in sources(str(parent)):
         for module in imports(path):
@@ -292,7 +292,7 @@ def test_nesting_is_counted_as_a_reader_sees_it() -> None:
     assert [blocks_deep(ast.parse(text)) for text in (chain, nested)] == [1, 3]
 
 
-# ---------------------------------------------------------------- what is never used
+# ---------------------------------------------------------------- forbidden constructs
 
 
 def test_all_exceptions_are_caught_at_two_edges_only() -> None:

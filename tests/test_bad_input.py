@@ -1,4 +1,4 @@
-"""Every mistake gets one line that says what, where and what would do; status 2; and nothing is launched."""
+"""Every mistake gives status 2 and one line with place, fault and way out, and launches nothing."""
 
 from __future__ import annotations
 

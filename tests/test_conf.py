@@ -1,4 +1,4 @@
-"""Every file of conf/ composes, explains itself, and keeps what its comment promises."""
+"""Every file of conf/ composes, begins with a comment, and does what the comment says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONF = ROOT / "conf"
 CHOICES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 BUILT_MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 STRATEGIES = sorted(path.stem for path in (CONF / "strategy").glob("*.yaml"))
-# What tables call a plan says its degrees; a preset is named for what it is.
+# Tables name a plan with its degrees; the names of presets have none.
 TABLE_NAMES = {"tp_zero1": "tp2_zero1", "pp_zero1": "pp2_zero1", "hybrid_3d": "tp2_pp2_zero1"}
 NEEDED = {"model=hf": ["model.path=/models/mine"], "data=text": ["data.path=/corpora/books"]}
 TWO_CORES = Machine(
@@ -119,7 +119,7 @@ def test_a_space_holds_legal_points_of_each_of_its_strategies(composer: Composer
 
 @pytest.mark.parametrize("name", SPACES)
 def test_a_knob_of_a_space_matters_in_it_on_gpus(composer: Composer, name: str) -> None:
-    strategies = ["strategy=glob(*)"] if name == "buckets" else []  # which is for merging
+    strategies = ["strategy=glob(*)"] if name == "buckets" else []  # buckets has no strategies itself
     request = read_request([f"space={name}", *strategies], composer)
     gpus = Machine(device="cuda", nodes=1, ranks_per_node=8, cores=64)
     left = without_inactive(request, Settings(request.composer, gpus).is_active).space

@@ -1,4 +1,4 @@
-"""The documents say what the code does: keys, defaults, failures, links, commands to paste."""
+"""Compare the documents with the code: keys, defaults, failures, rules, links, and commands."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TWO_CORES = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
 
 
 def rows(document: str, columns: int) -> list[list[str]]:
-    """Of all tables whose first column is a `key`."""
+    """Return the rows, with this number of columns, of all tables whose first column is code."""
     lines = [line for line in TEXTS[document].splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     return [row for row in cells if len(row) == columns]
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """(command, what it prints) of the README's wrong inputs."""
+    """Yield each wrong input of the README: the command, and the message that it prints."""
     block = TEXTS["README.md"].partition("<!-- errors -->\n```text\n")[2].partition("```")[0]
     for example in block.split("$ ")[1:]:
         command, _, message = example.partition("\n")
@@ -50,7 +50,10 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 def commands(program: str) -> list[str]:
-    """Lines of code blocks, and code within text, that begin so; wrong inputs and placeholders left out."""
+    """Return all commands in code blocks and in code within text that begin with `program`.
+
+    Wrong inputs and commands with placeholders are left out.
+    """
     found: dict[str, None] = {}
     for text in TEXTS.values():
         text = re.sub(r"<!-- errors -->.*?<!-- /errors -->", "", text, flags=re.DOTALL)
@@ -81,7 +84,7 @@ CHANGES_PER = {
 
 
 def same(text: str, value: Any) -> bool:
-    """Whether a default as written, 5e8, is the schema's."""
+    """True if a default as it is written, such as 5e8, equals the schema's default."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(text) == value
     return text == (value if isinstance(value, str) and value else json.dumps(value))
@@ -157,7 +160,7 @@ def test_every_rule_is_documented_as_the_code_has_it() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -187,7 +190,7 @@ def test_a_command_that_is_shown_is_understood(
     monkeypatch.chdir(tmp_path)
     mains: dict[str, Callable[[list[str]], int]] = {"analysis": analysis_main, "sweeps": sweeps_main}
     _, _, package, *rest = shlex.split(command)
-    assert mains[package](rest) == 2  # there is no such study here; what is not understood raises SystemExit
+    assert mains[package](rest) == 2  # no such study here; a command that is not understood raises SystemExit
 
 
 def test_targets_that_are_shown_exist() -> None:
@@ -198,7 +201,7 @@ def test_targets_that_are_shown_exist() -> None:
 
 @pytest.mark.parametrize(("command", "message"), list(examples()))
 def test_a_wrong_input_is_answered_as_shown(command: str, message: str, composer: Composer) -> None:
-    alone = [] if "-m" in shlex.split(command) else ["space=none"]  # as sweep.py does
+    alone = [] if "-m" in shlex.split(command) else ["space=none"]  # sweep.py adds it without -m
     with pytest.raises(ConfigError) as refused:
         request = read_request([*arguments(command), *alone], composer)
         model = model_shape(request.composer.compose().model)

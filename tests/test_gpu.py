@@ -1,4 +1,4 @@
-"""Real studies on GPUs: NCCL, device memory, MFU, running out of memory."""
+"""Real studies on GPUs: NCCL, device memory, MFU, and out of memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trials(line: CommandLine) -> list[Trial]:
 
 @pytest.fixture(scope="module")
 def measured(module_command_line: CommandLine) -> dict[str, Measurement]:
-    """By strategy, on all GPUs of this host, in bf16."""
+    """Measurements by strategy, in bf16 on all GPUs of this host."""
     done = module_command_line.run(
         "-m", f"strategy={','.join(STRATEGIES)}", "micro_batch=1", "measure.steps=6", *SMALL
     )
@@ -97,14 +97,14 @@ def test_out_of_memory_is_infeasible_not_a_crash(command_line: CommandLine) -> N
     assert trial.state == "infeasible"
 
 
-# ---------------------------------------------------------------- a limit of memory
+# ---------------------------------------------------------------- a memory limit
 
 Within = Callable[[float | None], RankOutcome]
 
 
 @pytest.fixture(scope="module")
 def within(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Within]:
-    """Run one rank that may reserve so many bytes; None: all there is."""
+    """Run one rank that may reserve this many bytes; None: the whole GPU."""
     jobs: list[Job] = []
 
     def run(limit_bytes: float | None) -> RankOutcome:
@@ -127,7 +127,7 @@ def within(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Within]:
 
 @pytest.fixture(scope="module")
 def peak_bytes(within: Within) -> int:
-    """What the rank allocates where nothing holds it back."""
+    """The bytes that the rank allocates without a limit."""
     free = within(None)
     assert isinstance(free, RankMeasurement), free.evidence
     return free.peak.allocated_bytes
@@ -148,12 +148,12 @@ def test_a_plan_runs_under_a_limit_a_little_above_its_peak(within: Within, peak_
     assert held.peak.allocated_bytes <= held.peak.reserved_bytes <= 1.15 * peak_bytes
 
 
-# ---------------------------------------------------------------- when timing ends, and how the card was
+# ---------------------------------------------------------------- the end of timing, and the GPU's health
 
 
 @pytest.fixture(scope="module")
 def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankMeasurement]:
-    """One rank that has timed enough once its step time is known to a half."""
+    """The measurement of one rank that stops timing once its step time is known within 50%."""
     spec = a_trial_spec(
         device="cuda",
         plan=a_plan(

@@ -1,4 +1,4 @@
-"""What a fresh clone relies on: pins that fit the ranges, reasons beside these, the targets promised."""
+"""Check what a fresh clone relies on: pins within their ranges, reasons for them, the Makefile's targets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_ci_runs_is_valid_bash() -> None:
 
 
 def test_no_module_hides_one_of_pythons_own() -> None:
-    # install.py is run by its path, which puts its folder before the standard library.
+    # A program that is run by its path finds the modules of its own folder before the standard library.
     names = {path.stem for path in (ROOT / "train_entry").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert names & sys.stdlib_module_names == set()
 

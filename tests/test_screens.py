@@ -1,4 +1,4 @@
-"""What a person sees does not change by accident: every screen is as it was recorded."""
+"""Compare every screen with its recording, so that no screen changes by accident."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCREENS = DATA / "screens"
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Every screen by its name."""
+    """All screens by name."""
     os.environ["COLUMNS"] = "200"
     studies = extract_studies(tmp_path_factory.mktemp("recorded") / "studies")
     yield {name: make() for name, make in screens_of(studies, composer_on(ROOT / "conf"))}

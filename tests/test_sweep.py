@@ -19,12 +19,10 @@ from train_entry.contract import (
     Heartbeat,
     Measurement,
     State,
-    StepMetrics,
     StudyDir,
     Trial,
     Winner,
     read_document,
-    read_lines,
     read_trial,
 )
 
@@ -54,7 +52,7 @@ def rows(line: CommandLine, study: str = "x") -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def four(module_command_line: CommandLine) -> tuple[CommandLine, str]:
-    """A finished study of four trials, and what it printed."""
+    """A finished study of four trials, and its output."""
     done = module_command_line.run(*FOUR)
     assert done.returncode == 0, done.stdout + done.stderr
     return module_command_line, done.stdout
@@ -174,7 +172,7 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirm
 def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
     command_line: CommandLine, wait_for: Wait
 ) -> None:
-    """Trial 1 raises (its text is too short), 2 is killed, 3 is stopped in its tracks, 4 is measured."""
+    """Trial 1 raises (its text is too short), 2 is killed, 3 is frozen by SIGSTOP, 4 is measured."""
     text = command_line.directory / "short.txt"
     text.write_text("to be or not to be " * 200)  # 3,800 bytes: less than a global batch of 16 x 512
     process = command_line.start(
@@ -198,7 +196,7 @@ def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
 
 
 def disturb(line: CommandLine, wait_for: Wait, trial: int, number: signal.Signals) -> float:
-    """Signal rank 1 of a trial while it steps; returns the seconds until the trial was closed."""
+    """Signal rank 1 of a trial while it trains. Return the seconds until the trial was closed."""
 
     def steps() -> bool:
         beat = heartbeat(line, trial, rank=1)
@@ -214,31 +212,6 @@ def disturb(line: CommandLine, wait_for: Wait, trial: int, number: signal.Signal
     began = os.times().elapsed
     wait_for(is_closed, 60)
     return os.times().elapsed - began
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rule", "warmup", "peak", "warmup_steps"),
-    [
-        ("zero1", "sqrt", "steps", 4 * 3e-4, 32),  # 512 is 16 times 32
-        ("zero1", "linear", "samples", 16 * 3e-4, 2),
-        ("ddp", "sqrt", "samples", 4 * 3e-4, 2),
-        ("ddp", "linear", "steps", 16 * 3e-4, 32),
-    ],
-)
-def test_the_running_engine_has_the_scaled_learning_rate_and_warm_up(
-    command_line: CommandLine, strategy: str, rule: str, warmup: str, peak: float, warmup_steps: int
-) -> None:
-    done = command_line.run(
-        *(f"strategy={strategy}", f"lr={rule}", f"lr.warmup={warmup}", "lr.base_warmup=32", "lr.base=3e-4"),
-        *("lr.base_batch=32", "global_batch=512", "micro_batch=256", "seq_len=8", "study=x", NO_MLFLOW),
-        *("model.layers=1", "measure.warmup_steps=1", "measure.steps=5", "measure.split_steps=0"),
-    )
-    assert done.returncode == 0, done.stderr
-    metrics = StudyDir(command_line.studies / "x").trial(1).attempt(1).metrics
-    rates = [step.lr for step in read_lines(metrics, StepMetrics)]
-    # DeepSpeed counts from -1 and warms up linearly: nothing at the first two updates.
-    by_hand = [peak * min(1, max(0, update - 1) / warmup_steps) for update in range(6)]
-    assert rates == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_a_trial_over_its_time_limit_is_ended_and_no_feasible_trial_is_status_3(

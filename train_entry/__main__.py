@@ -1,6 +1,6 @@
 """Run one rank: `python -m train_entry ATTEMPT_DIR [--out DIR]`.
 
-By hand, without the orchestrator, for any trial:
+To run any trial by hand, without the orchestrator:
 
     torchrun --nproc-per-node N -m train_entry ATTEMPT_DIR --out DIR
 """
@@ -18,10 +18,10 @@ from train_entry.rank import LaunchError, RankInfo
 
 
 def main() -> int:
-    """Refuse a wrong launch with one line and status 2; otherwise become the rank, and not return."""
+    """Run one rank and never return. A wrong launch is refused with one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="python -m train_entry", description="Run one rank of a trial.")
     parser.add_argument("attempt", type=Path, help="directory with spec.json and ds_config.json")
-    parser.add_argument("--out", type=Path, help="where to write; the attempt's own directory by default")
+    parser.add_argument("--out", type=Path, help="output directory; default: the attempt's own")
     arguments = parser.parse_args()
     source = AttemptDir(arguments.attempt)
     out = AttemptDir(arguments.out or arguments.attempt)
@@ -39,14 +39,14 @@ def main() -> int:
 def _read_spec(source: AttemptDir) -> TrialSpec:
     spec = read_document(source.spec, TrialSpec)
     if spec is None:
-        raise LaunchError(f"{source.spec} is missing: give the directory of an attempt")
+        raise LaunchError(f"{source.spec} is missing: give an attempt's directory")
     return spec
 
 
 def _refuse_recorded(out: AttemptDir, rank: int) -> None:
-    """An outcome is a fact; a second run of the same attempt is another fact, and belongs elsewhere."""
+    """Raise LaunchError if an outcome is already recorded: a second run never overwrites the first."""
     if out.outcome(rank).exists():
-        raise LaunchError(f"{out.outcome(rank)} is recorded already; choose another directory with --out DIR")
+        raise LaunchError(f"{out.outcome(rank)} already exists; choose another directory with --out DIR")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Tokens, and which rank sees which of them.
+"""Load tokens and distribute them to the ranks.
 
-The samples of global step k are the same for every micro-batch size and every data degree, so that losses
+The samples of global step k are the same for every micro-batch size and every data degree, so that the losses
 of different plans can be compared.
 """
 
@@ -19,19 +19,20 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from train_entry.contract import DataSpec, ModelShape, Plan
 
-Tokens = npt.NDArray[Any]  # one dimension, an unsigned type as small as the ids allow
+Tokens = npt.NDArray[Any]  # one dimension; uint8 for bytes, else uint32
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".py")
-# Other people's packages, and tests, which Linux distributions leave out of the standard library or not.
+# Third-party packages, and tests, which some Linux distributions leave out of the standard library.
 SKIPPED_IN_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 TOKENIZED_AT_ONCE_CHARS = 2**20
-SYNTHETIC_TOKENS = 2**22  # repeated when used up, as text is
+SYNTHETIC_TOKENS = 2**22  # repeated when all were seen, as text is
 
 
 class Windows(Dataset[torch.Tensor]):
-    """Consecutive windows of seq_len tokens: as many as fill whole global batches.
+    """Consecutive windows of seq_len tokens, as many as fill whole global batches.
 
-    The rest is never seen. It would make an epoch's last batches depend on how samples are split.
+    The remaining tokens are never used: with them, an epoch's last batches would depend on how samples are
+    split over ranks.
     """
 
     def __init__(self, tokens: Tokens, plan: Plan) -> None:
@@ -40,7 +41,8 @@ class Windows(Dataset[torch.Tensor]):
         if self._count == 0:
             raise ValueError(
                 f"the data has {len(tokens)} tokens; one global batch needs global_batch x seq_len = "
-                f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step}: add text, or lower either"
+                f"{plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step}: add text, "
+                "or reduce global_batch or seq_len"
             )
         self._tokens = tokens[: self._count * plan.seq_len].reshape(self._count, plan.seq_len)
 
@@ -52,9 +54,12 @@ class Windows(Dataset[torch.Tensor]):
 
 
 def micro_batches(windows: Windows, plan: Plan, data_rank: int) -> Iterator[torch.Tensor]:
-    """Token ids of shape (micro_batch, seq_len), for ever; shuffled anew each epoch, alike on all ranks."""
-    # Rank r of R takes the positions r, r + R, r + 2R ... of the shuffled order: together, in one step, the
-    # ranks take the next global_batch of it, whatever R is.
+    """Yield token ids of shape (micro_batch, seq_len) without end, in a new order for each epoch.
+
+    The order is the same on all ranks.
+    """
+    # Data rank r of R takes the positions r, r + R, r + 2R ... of that order. In one step the ranks thus take
+    # the next global_batch positions together, for any R.
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(
         windows, num_replicas=plan.data, rank=data_rank, shuffle=True, seed=plan.seed, drop_last=True
     )
@@ -67,9 +72,9 @@ def micro_batches(windows: Windows, plan: Plan, data_rank: int) -> Iterator[torc
 
 
 def load_tokens(spec: DataSpec, model: ModelShape, seed: int, on_progress: Callable[[], None]) -> Tokens:
-    """All tokens of a data set; `on_progress` is called whenever a part is done.
+    """Load all tokens of a data set, and call `on_progress` after each tokenized part.
 
-    Raises ValueError where the data is missing, unknown, or has ids that the model does not.
+    Raise ValueError if the data is missing or of an unknown kind, or has ids outside the model's vocabulary.
     """
     if spec.kind == "synthetic":
         return np.random.default_rng(seed).integers(0, model.vocab, SYNTHETIC_TOKENS, dtype=np.uint32)
@@ -86,9 +91,9 @@ def _files(spec: DataSpec) -> Iterator[Path]:
     if spec.kind == "stdlib":
         return _walk(Path(sysconfig.get_paths()["stdlib"]), (".py",), SKIPPED_IN_STDLIB)
     if spec.kind != "text":
-        raise ValueError(f"data.kind is {spec.kind}; it may be stdlib, text or synthetic")
+        raise ValueError(f"data.kind is {spec.kind}; it must be stdlib, text or synthetic")
     if spec.path is None:
-        raise ValueError("data.kind is text: set data.path to a file or a directory of text")
+        raise ValueError("data.kind is text: set data.path to a text file or a directory of text files")
     root = Path(spec.path)
     if not root.exists():
         raise ValueError(f"data.path {root} does not exist")
@@ -96,7 +101,7 @@ def _files(spec: DataSpec) -> Iterator[Path]:
 
 
 def _walk(root: Path, suffixes: tuple[str, ...], skipped: set[str]) -> Iterator[Path]:
-    """Files in an order that is the same everywhere, found as they are needed: a tree can be large."""
+    """Yield files in an order that is the same on every host, lazily since a tree can be large."""
     for directory, subdirectories, names in os.walk(root):
         subdirectories[:] = sorted(set(subdirectories) - skipped)
         yield from (Path(directory) / name for name in sorted(names) if name.endswith(suffixes))
@@ -115,7 +120,7 @@ def _read(files: Iterator[Path], max_bytes: int) -> bytes:
 
 
 def _tokenize(text: bytes, directory: str, on_progress: Callable[[], None]) -> Tokens:
-    from transformers import AutoTokenizer  # seconds, and only for data that needs it
+    from transformers import AutoTokenizer  # the import takes seconds, and only some data needs it
 
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     characters = text.decode("utf-8", errors="replace")
@@ -132,6 +137,6 @@ def _check_vocabulary(tokens: Tokens, vocab: int) -> None:
     highest = int(tokens.max(initial=0))
     if highest >= vocab:
         raise ValueError(
-            f"the data has token ids up to {highest}, the model's vocabulary is {vocab}: it needs at least "
-            f"model.vocab={highest + 1}, or the tokenizer that belongs to the model (data.tokenizer)"
+            f"the data has token ids up to {highest}, but the model's vocabulary has {vocab}: set "
+            f"model.vocab={highest + 1} or more, or data.tokenizer to the model's own tokenizer"
         )

@@ -1,7 +1,7 @@
-"""What an exception means for the search: its type decides, its text only where torch has no type for it.
+"""Map an exception to a failure kind by its type, or by its text where torch has no type for it.
 
-Types are known by name, so that this module needs neither torch nor DeepSpeed: an import of theirs that
-fails is a failure to record like any other.
+Types are compared by name, so that this module imports neither torch nor DeepSpeed: if an import of these
+fails, that failure must be recorded too.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import traceback
 from train_entry.contract import Failure, FailureKind, Phase
 
 MESSAGE_CHARS = 500
-EVIDENCE_CHARS = 20_000  # the end of a traceback holds its cause
+EVIDENCE_CHARS = 20_000  # from the end of a traceback, which holds the cause
 
 TYPES = {
     "torch.OutOfMemoryError": FailureKind.GPU_OOM,
     "builtins.MemoryError": FailureKind.HOST_OOM,
     "train_entry.failures.DivergedError": FailureKind.DIVERGED,
-    # An operator that DeepSpeed would compile for GPUs, and no CUDA toolkit here, or one of another version.
+    # DeepSpeed must compile an operator for GPUs, and the CUDA toolkit is missing or of another version.
     "deepspeed.ops.op_builder.builder.MissingCUDAException": FailureKind.BAD_CONFIG,
     "deepspeed.ops.op_builder.builder.CUDAMismatchException": FailureKind.BAD_CONFIG,
 }
-# These say that a plan, model or data set cannot be, in the phases that read them; later they are bugs.
+# In the phases that read plan, model or data, these mean that one of them is invalid; later they are bugs.
 REFUSALS = (
     "builtins.ValueError",
     "builtins.AssertionError",
@@ -36,16 +36,16 @@ TEXTS = {
     # torch's CPU allocator raises a plain RuntimeError: c10/core/impl/alloc_cpu.cpp.
     "DefaultCPUAllocator: can't allocate memory": FailureKind.HOST_OOM,
     "DefaultCPUAllocator: not enough memory": FailureKind.HOST_OOM,
-    # Memory that libraries take past torch's allocator: CUDA's own, cuBLAS handles, NCCL buffers.
+    # Memory that libraries allocate outside of torch's allocator: CUDA itself, cuBLAS handles, NCCL buffers.
     "CUDA error: out of memory": FailureKind.GPU_OOM,
     "CUBLAS_STATUS_ALLOC_FAILED": FailureKind.GPU_OOM,
     "Cuda failure 2 'out of memory'": FailureKind.GPU_OOM,
-    # deepspeed/ops/op_builder/builder.py: an operator lacks its library (libaio), or this machine an ability.
+    # deepspeed/ops/op_builder/builder.py: an operator lacks a library (libaio) or a feature of the machine.
     "op due to it not being compatible due to hardware/software issue": FailureKind.BAD_CONFIG,
     # deepspeed/runtime/fp16/loss_scaler.py raises a bare Exception.
     "Current loss scale already at minimum": FailureKind.DIVERGED,
 }
-# c10/cuda/CUDACachingAllocator.cpp: what `memory.hold_to` set, behind figures of the whole card.
+# c10/cuda/CUDACachingAllocator.cpp: the limit that `memory.hold_to` set, after figures of the whole GPU.
 ALLOWED = re.compile(r"(\d[\d.]* (?:bytes|[KMG]iB)) allowed; ")
 # gloo: transport/tcp/pair.cc and unbound_buffer.cc.
 PEER_TEXTS = (
@@ -62,7 +62,7 @@ class DivergedError(ArithmeticError):
 
 
 def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
-    """The record of an exception that ended a rank."""
+    """Return the failure record of an exception that ended a rank."""
     lines = str(error).strip().splitlines() or [_raised_by(error)]
     return Failure(
         kind=kind_of(error, phase),
@@ -74,7 +74,7 @@ def failure_from(error: BaseException, rank: int, phase: Phase) -> Failure:
 
 
 def kind_of(error: BaseException, phase: Phase) -> FailureKind:
-    """What went wrong, as far as the exception that ended a rank in this phase can say."""
+    """Return the failure kind of an exception that ended a rank in this phase."""
     kind = _kind_of(error, phase)
     if kind is FailureKind.GPU_OOM and _is_pinning(error):
         return FailureKind.HOST_OOM
@@ -88,7 +88,7 @@ def _kind_of(error: BaseException, phase: Phase) -> FailureKind:
             return TYPES[name]
     if phase in CONFIGURING and not set(REFUSALS).isdisjoint(names):
         return FailureKind.BAD_CONFIG
-    # Texts before the communication type: NCCL reports a full card as a failed collective.
+    # Texts come before the communication type: NCCL reports a full GPU as a failed collective.
     text = str(error)
     for part, kind in TEXTS.items():
         if part in text:
@@ -99,17 +99,17 @@ def _kind_of(error: BaseException, phase: Phase) -> FailureKind:
 
 
 def _is_pinning(error: BaseException) -> bool:
-    """Whether host memory was to be pinned: CUDA's words are the same when that runs out."""
+    """True if pinning host memory failed: CUDA then reports out of memory with the same text as for a GPU."""
     return any(frame.name == "pin_memory" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _limit_of(line: str) -> str:
-    """The limit under which memory ran out. It stands first: by its own figures the card is not full."""
+    """The limit that torch's message names, as a prefix: by its other figures the GPU is not full."""
     found = ALLOWED.search(line)
     return f"limited to {found[1]} of the GPU: " if found else ""
 
 
 def _raised_by(error: BaseException) -> str:
-    """The source line, for an exception that says nothing, as a bare assert does."""
+    """The source line that raised an exception, for one without a message, such as a bare assert."""
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line or "") if frames else ""

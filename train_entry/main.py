@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A rank that has all it needs to train."""
+    """Everything that a rank needs to train."""
 
     engine: TrainEngine
     batches: Iterator[torch.Tensor]
@@ -46,14 +46,14 @@ class Ready:
 
 
 def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankInfo) -> NoReturn:
-    """Train as told, leave this rank's outcome in `out`, end the process: status 0, or 1 after a failure."""
+    """Train as specified, write this rank's outcome to `out`, and exit: with status 1 after a failure."""
     dump_stacks_on_signal(out.stacks(where.rank))
     progress = Heartbeats(out, where.rank)
     outcome: RankOutcome
     try:
         outcome = train(spec, source, where, progress)
         status = 0
-    except Exception as error:  # the job's edge: whatever it was, it becomes a record
+    except Exception as error:  # the outermost level: every error becomes a record
         outcome = failure_from(error, where.rank, progress.phase)
         print(outcome.evidence, file=sys.stderr)
         status = 1
@@ -64,17 +64,17 @@ def run_rank(spec: TrialSpec, source: AttemptDir, out: AttemptDir, where: RankIn
 
 
 def train(spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Heartbeats) -> RankMeasurement:
-    """The phases of a rank, in order. Any exception is this rank's failure in the phase it had reached."""
-    with contextlib.ExitStack() as held:  # let go however it ends: what outlives a process
+    """Run the phases of a rank, in order. Any exception is a failure in the phase that was reached."""
+    with contextlib.ExitStack() as held:  # releases what would outlive the process, however the run ends
         ready = prepare(spec, source, where, progress, held)
         return measure_steps(ready, spec, where, progress)
 
 
 def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Heartbeats) -> RankMeasurement:
-    """The first step, those that are timed, and what they showed."""
+    """Run the first step and the remaining steps, and return this rank's measurement."""
     from train_entry.measure import (
         clock,
-        devices,  # not above: they need torch, whose import is a phase
+        devices,  # not at module level: they import torch, and that import belongs to a phase
     )
 
     startup = ready.meter.take()
@@ -116,9 +116,9 @@ def measure_steps(ready: Ready, spec: TrialSpec, where: RankInfo, progress: Hear
 
 
 def rest() -> None:
-    """Take what start-up has left out of the garbage collector's sight, for every strategy alike.
+    """Exclude all objects that start-up created from garbage collection, for every strategy alike.
 
-    To look through it takes half a second, which would fall into some timed step.
+    Collecting them takes half a second, which would fall into some timed step.
     """
     gc.collect()
     gc.freeze()
@@ -127,12 +127,12 @@ def rest() -> None:
 def prepare(
     spec: TrialSpec, source: AttemptDir, where: RankInfo, progress: Heartbeats, held: contextlib.ExitStack
 ) -> Ready:
-    """All that comes before the first step. What is to be let go at the end is in `held`."""
+    """Do everything before the first step. Resources to release at the end are entered into `held`."""
     plan = spec.plan
 
     progress.enter(Phase.IMPORTS)
     prepare_process(where, spec.device, plan.expandable_segments)
-    from train_entry import data  # torch and transformers: seconds
+    from train_entry import data  # these import torch and transformers, which takes seconds
     from train_entry.engines import choose
     from train_entry.measure import memory
     from train_entry.model import build
@@ -162,20 +162,20 @@ def prepare(
 
 
 def leave_peers() -> None:
-    """End the process group in order. Not after a failure: it could wait for peers that are gone."""
+    """Destroy the process group. Not after a failure: that could wait for peers that are gone."""
     import torch.distributed as dist
 
-    with contextlib.suppress(RuntimeError):  # the measurement is recorded; nothing may spoil it now
+    with contextlib.suppress(RuntimeError):  # the measurement is recorded: an error no longer matters
         dist.destroy_process_group()
 
 
 def leave(status: int, stacks: Path) -> NoReturn:
     """End the process at once.
 
-    Not through the interpreter's exit: DeepSpeed's, NCCL's and torch's own clean-up can hang there.
+    The interpreter's normal exit runs clean-up code of DeepSpeed, NCCL and torch, which can hang.
     """
     if stacks.exists() and stacks.stat().st_size == 0:
-        stacks.unlink()  # no one asked for them
+        stacks.unlink()  # no stacks were dumped
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

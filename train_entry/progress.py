@@ -1,7 +1,7 @@
-"""Signs of life of a rank, for its supervisor and for the orchestrator.
+"""Write a rank's heartbeats and step metrics, for its supervisor and for the orchestrator.
 
-Everything here is written by the rank's main thread. A helper thread would go on beating while the main
-thread hangs in a collective, and hide what the heartbeat exists to show.
+The rank's main thread writes them all. A helper thread would go on beating while the main thread hangs in a
+collective, and the heartbeat exists to show just that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from train_entry.rank import process_age_s
 
 
 class Heartbeats:
-    """Writes one rank's heartbeat, and rank 0's step metrics. Never call it inside a timed span."""
+    """One rank's heartbeat, and on rank 0 the step metrics. Never call its methods inside a timed span."""
 
     def __init__(self, out: AttemptDir, rank: int) -> None:
         self._out = out
@@ -23,19 +23,19 @@ class Heartbeats:
         self.phase = Phase.IMPORTS
 
     def enter(self, phase: Phase) -> None:
-        """A new phase begins, which is progress."""
+        """Begin a new phase. This counts as progress."""
         self.phase = phase
         print(f"[rank {self._rank}] {process_age_s():6.1f} s: {phase}", flush=True)
         self.beat()
 
     def beat(self) -> None:
-        """Something was achieved; the counter moves."""
+        """Report progress: increment the counter and write the heartbeat."""
         self._counter += 1
         heartbeat = Heartbeat(
             rank=self._rank, pid=os.getpid(), counter=self._counter, phase=self.phase, step=self._step
         )
-        # Not write_atomic: it waits for the disk, and a beat is worth nothing after a power cut. One writer,
-        # so the temporary name may be fixed.
+        # Not write_atomic: that waits for the disk, and nobody needs a heartbeat after a power failure. There
+        # is only one writer, so the temporary name may be fixed.
         path = self._out.heartbeat(self._rank)
         partial = path.with_name(f".{path.name}.new")
         partial.write_text(dump(heartbeat), encoding="utf-8")
@@ -43,11 +43,11 @@ class Heartbeats:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether the orchestrator wants no further step timed."""
+        """True if the orchestrator asks to time no further step."""
         return self._out.stop.exists()
 
     def step(self, metrics: StepMetrics) -> None:
-        """An optimizer step has ended. The numbers are those of all ranks, so rank 0 alone records them."""
+        """Record the end of an optimizer step. Metrics cover all ranks, so only rank 0 writes them."""
         self._step = metrics.step
         if self._rank == 0:
             append_line(self._out.metrics, metrics)

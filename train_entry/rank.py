@@ -1,6 +1,6 @@
-"""Where this process stands among its peers, and what it needs before anything heavy is imported.
+"""Identify this process among the ranks, and prepare it before heavy imports.
 
-No torch at module level: a wrong launch is refused in milliseconds.
+torch is not imported at module level, so that a wrong launch is refused in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class LaunchError(ValueError):
-    """This process was not started as the plan needs; the message says how to."""
+    """This process was not started as the plan requires. The message says how to start it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,23 +34,23 @@ class RankInfo:
 
     rank: int
     ranks: int
-    local_rank: int  # among those of this host
-    init_method: str  # where the ranks meet: a torch.distributed URL
+    local_rank: int  # index among the ranks of this host
+    init_method: str  # the torch.distributed URL at which the ranks meet
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], planned_ranks: int) -> RankInfo:
-        """Read what the launcher set. Raises LaunchError where that is not what the plan asks for."""
+        """Read the launcher's environment variables. Raise LaunchError if they do not fit the plan."""
         how = f"torchrun --nproc-per-node {planned_ranks} -m train_entry ATTEMPT_DIR --out DIR"
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             if planned_ranks == 1:
                 return cls(rank=0, ranks=1, local_rank=0, init_method="env://")
             raise LaunchError(
-                f"the plan has {planned_ranks} ranks and RANK is not set; launch it with: {how}"
+                f"the plan has {planned_ranks} ranks, but RANK is not set; launch it with: {how}"
             )
         ranks = int(environ["WORLD_SIZE"])
         if ranks != planned_ranks:
             raise LaunchError(
-                f"the plan has {planned_ranks} ranks and WORLD_SIZE is {ranks}; launch it with: {how}"
+                f"the plan has {planned_ranks} ranks, but WORLD_SIZE is {ranks}; launch it with: {how}"
             )
         rank = int(environ["RANK"])
         return cls(
@@ -61,13 +61,13 @@ class RankInfo:
         )
 
     def device(self, kind: str) -> torch.device:
-        """The rank's own; made current, so that nothing lands on GPU 0 by accident."""
-        import torch  # seconds; the phase `imports` accounts for it
+        """Return the rank's own device and make it current, so that nothing lands on GPU 0 by accident."""
+        import torch  # takes seconds, which belong to the phase `imports`
 
         if kind == "cpu":
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
             return torch.device("cpu")
-        # Launchers differ in whether a rank sees all cards of its host or only its own.
+        # With some launchers a rank sees all GPUs of its host, with others only its own.
         device = torch.device("cuda", self.local_rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(device)
         # DeepSpeed takes its device from this variable, without the modulus.
@@ -76,14 +76,14 @@ class RankInfo:
 
 
 def prepare_process(where: RankInfo, device_kind: str, expandable_segments: bool = False) -> None:
-    """Set what libraries read while they are imported, and tie this process to its parent."""
+    """Set the variables that libraries read at import, and let this process die with its parent."""
     prepare_extensions()
     if device_kind == "cuda":
         set_segments(os.environ, version("torch"), expandable_segments)
     die_with_parent()
-    os.environ["DS_ACCELERATOR"] = device_kind  # else DeepSpeed guesses, and warns on a CPU
-    os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed insists on it
-    if where.ranks == 1:  # it meets nobody, at any free port
+    os.environ["DS_ACCELERATOR"] = device_kind  # otherwise DeepSpeed guesses, and warns on a CPU
+    os.environ["LOCAL_RANK"] = str(where.local_rank)  # DeepSpeed requires it
+    if where.ranks == 1:  # a single rank meets no others: any free port will do
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local; a compute node may have no network
@@ -91,7 +91,7 @@ def prepare_process(where: RankInfo, device_kind: str, expandable_segments: bool
 
 
 def set_segments(environ: MutableMapping[str, str], torch_version: str, expandable: bool) -> None:
-    """Let torch's CUDA allocator grow its segments, or not, beside whatever else the user asks of it."""
+    """Set whether torch's CUDA allocator uses expandable segments. Keep the user's other settings for it."""
     release = tuple(int(part) for part in torch_version.split(".")[:2])
     old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # torch 2.9 renamed it, and warns of the old
     asked = environ.pop(old, "")
@@ -100,34 +100,34 @@ def set_segments(environ: MutableMapping[str, str], torch_version: str, expandab
     if not expandable and "expandable_segments" not in asked:
         ours = ""  # off is torch's default
     else:
-        ours = f"expandable_segments:{expandable}"  # the last word counts
+        ours = f"expandable_segments:{expandable}"  # of contradicting settings the last counts
     if words := ",".join(filter(None, (asked, ours))):
         environ[new if release >= (2, 9) else old] = words
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it is gone, so that no rank is orphaned."""
+    """Ask Linux to kill this process when its parent ends, so that no rank is orphaned."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     supervisor = os.environ.get("SHARDSWEEP_SUPERVISOR")
-    if supervisor is not None and os.getppid() != int(supervisor):  # it ended before the kernel knew
+    if supervisor is not None and os.getppid() != int(supervisor):  # it ended before the prctl call
         raise SystemExit("the supervisor is gone")
 
 
 def dump_stacks_on_signal(path: Path) -> None:
-    """On SIGUSR1 write the stacks of all threads to `path`; on a fatal signal, to the log.
+    """Write the stacks of all threads to `path` on SIGUSR1, and to the log on a fatal signal.
 
-    Not a Python handler: that would wait until a collective stuck in C++ returns, which is never.
+    A Python signal handler would not do: it waits for C++ code to return, and a stuck collective never does.
     """
-    faulthandler.enable()  # DeepSpeed's C++ aborts, as when the disk it offloads to is full
-    file = path.open("w")  # stays open as long as the process lives; faulthandler keeps a reference
+    faulthandler.enable()  # DeepSpeed's C++ code aborts, for example if the disk it offloads to is full
+    file = path.open("w")  # stays open as long as the process lives: faulthandler keeps a reference
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, its interpreter's own start included."""
-    # Field 22 of proc(5) stat, counted behind the parenthesis since a process name may hold spaces.
+    """Return the seconds since this process was started, the interpreter's own start included."""
+    # Field 22 of proc(5) stat, counted from the closing parenthesis, since a process name may hold spaces.
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s

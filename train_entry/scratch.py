@@ -1,6 +1,6 @@
-"""A rank's own directory on the disk that its plan offloads to, gone when the rank is.
+"""Give a rank its own directory on the disk that its plan offloads to, and delete it when the rank ends.
 
-DeepSpeed writes below `nvme_path` under names that are the same in every job, and deletes nothing.
+DeepSpeed writes below `nvme_path`, with the same file names in every job, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 
 @contextmanager
 def own_nvme_path(ds_config: Mapping[str, Any], owner: str) -> Iterator[dict[str, Any]]:
-    """The configuration, its `nvme_path` led into a new directory that is deleted at the end.
+    """Yield the configuration with its `nvme_path` replaced by a new directory, which is deleted at the end.
 
-    What killed ranks left beside it is deleted at the beginning. Raises ValueError where there can be none.
+    Directories that killed ranks left beside it are deleted first. Raise ValueError if no directory can be
+    made.
     """
     zero = dict(ds_config.get("zero_optimization", {}))
     with ExitStack() as stack:
@@ -54,7 +55,7 @@ def _own_directory(root: Path, owner: str) -> Iterator[Path]:
 
 
 def _locked_directory(root: Path, owner: str, held: ExitStack) -> Path:
-    """A new directory, shown to be in use until `held` deletes it. Raises OSError where there can be none."""
+    """Make and lock a new directory; `held` deletes it. Raise OSError if none can be made."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=f"{scratch_prefix()}{owner}-", dir=root))
         held.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -63,11 +64,11 @@ def _locked_directory(root: Path, owner: str, held: ExitStack) -> Path:
             held.callback(os.close, lock)
         if lock is not None and directory.exists():
             return directory
-        # Else somebody who looked for what is abandoned was faster than the lock.
+        # Otherwise another rank, which deletes abandoned directories, found this one before it was locked.
 
 
 def _open_past_page_cache(file: Path) -> None:
-    """Raise OSError where DeepSpeed's aio could not open a file: it would end the rank without a reason."""
+    """Raise OSError if DeepSpeed's aio cannot open a file here: it would end the rank without an error."""
     # deepspeed/ops/csrc/aio/common/deepspeed_aio_common.cpp, open_file
     try:
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))

@@ -1,4 +1,5 @@
-"""Where trials run. The only package that imports submitit.
+"""Clusters: the places where trials run. No other package imports submitit.
 
-`base` says what a cluster can do; `local` is this machine. `supervisor` runs beside each rank.
+`base` defines what a cluster can do; `local`, `slurm` and `hostfile` are the backends. `node` is the code
+that runs on every node, whatever the backend.
 """

@@ -1,4 +1,4 @@
-"""What the loop asks of a cluster: submit, poll, cancel, re-attach. Nothing more, so that others fit in."""
+"""The interface of a cluster: submit, poll, cancel, re-attach. No more, so that backends are easy to add."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from train_entry.contract import AttemptDir, TrialSpec
 
 
 class JobState(StrEnum):
-    QUEUED = "queued"  # the scheduler has taken it, and waits for its nodes
+    QUEUED = "queued"  # the scheduler has accepted the job, which waits for its nodes
     STARTING = "starting"  # submitted; none of its processes has reported yet
     RUNNING = "running"
     ENDED = "ended"  # every rank's supervisor has written how its rank ended
-    LOST = "lost"  # gone without a word
+    LOST = "lost"  # its processes are gone, and not every rank's end is recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class JobHandle:
 
 
 def share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether two trials run on one node, by their slots: `NODE/SLOT`, or all on one where none is named."""
+    """True if two trials share a node. Slots are `NODE/SLOT`; slots that name no node are all on one."""
     nodes, other_nodes = ({slot.rpartition("/")[0] for slot in slots} for slots in (some, others))
     return not nodes.isdisjoint(other_nodes)
 
@@ -39,25 +39,25 @@ class Cluster(Protocol):
     def machine(self) -> Machine: ...
 
     def free_ranks(self) -> int:
-        """How many ranks a trial launched now could have; 0 while enough trials are running."""
+        """Return how many ranks a trial launched now could have; 0 while `parallel` trials are running."""
 
     def reserve(self, ranks: int) -> tuple[str, ...] | None:
-        """Lease slots for a trial of so many ranks; None while there are not enough free ones."""
+        """Lease slots for a trial of `ranks` ranks; None while too few are free."""
 
     def has_neighbours(self, slots: tuple[str, ...]) -> bool:
-        """Whether trials of other studies run beside ours and these slots, and so disturb their timing."""
+        """True if jobs outside this study may run beside these slots and disturb the trial's timing."""
 
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
-        """Launch what the attempt directory holds. Returns at once."""
+        """Launch the attempt that this directory describes. Return at once."""
 
     def attach(self, attempt: AttemptDir, ranks: int, slots: tuple[str, ...]) -> JobHandle:
-        """The handle of an attempt that an earlier orchestrator launched, whatever became of it."""
+        """Return the handle of an attempt that an earlier orchestrator launched, whatever became of it."""
 
     def poll(self, handle: JobHandle) -> JobState:
-        """Where the job stands. Cheap: called several times a second."""
+        """Return the job's state. Cheap: the loop calls it several times a second."""
 
     def cancel(self, *handles: JobHandle) -> list[str]:
-        """End every process of these jobs, grandchildren included; returns when they are gone.
+        """End every process of these jobs, grandchildren included, and return when they are gone.
 
-        A line for each that may still be there: one that cannot be ended keeps none of the others.
+        Return a line for each job that may still be there. Such a job does not keep the others from ending.
         """

@@ -1,4 +1,4 @@
-"""Which cluster a configuration means, and what machine it is. Wiring, so that sweep.py stays short."""
+"""Open the cluster that a configuration names, and find its machine. Wiring that keeps sweep.py short."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from train_entry.contract import GIB, AttemptDir, StudyDir, Submission, read_doc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Where a study's trials will run."""
+    """The place where a study's trials will run."""
 
     machine: Machine
-    site: Site | None = None  # of Slurm
-    hosts: hostfile.HostSite | None = None  # of a hostfile
+    site: Site | None = None  # set for cluster=slurm
+    hosts: hostfile.HostSite | None = None  # set for cluster=hostfile
 
 
 def find_target(config: SweepConfig) -> Target:
-    """Look at what the configuration names. Raises ConfigError where it contradicts what is there."""
+    """Find the machine that the configuration names. Raises ConfigError if it lacks what the keys ask for."""
     if config.cluster.kind == "slurm":
         return _slurm_target(config)
     if config.cluster.kind == "hostfile":
@@ -44,7 +44,7 @@ def find_target(config: SweepConfig) -> Target:
 
 
 def open_cluster(target: Target, parallel: int, study: StudyDir, say: Callable[[str], None]) -> Cluster:
-    """`say`: to a person, once, what keeps trials waiting."""
+    """Return the target's cluster, which calls `say` once with each reason that keeps trials waiting."""
     if target.site is not None and target.site.cluster.hold:
         return held.HeldCluster(target.site, parallel, study, say=say)
     if target.site is not None:
@@ -55,12 +55,15 @@ def open_cluster(target: Target, parallel: int, study: StudyDir, say: Callable[[
 
 
 def close_cluster(cluster: Cluster) -> list[str]:
-    """Give back what is held for the study, unless trials still run in it. Lines for what may stay."""
+    """Give back the allocations that the study holds, except those in which trials still run.
+
+    Return a line for each allocation that may stay.
+    """
     return cluster.give_back() if isinstance(cluster, held.HeldCluster) else []
 
 
 def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
-    """End all processes of attempts, whoever launched them. A line for each that may still run."""
+    """End all processes of attempts, whoever launched them. Return a line for each that may still run."""
     launched: defaultdict[str, list[AttemptDir]] = defaultdict(list)
     for attempt in attempts:
         submission = read_document(attempt.submission, Submission)
@@ -114,14 +117,14 @@ def _probe(config: SweepConfig, site: Site, seen: Survey) -> Probe:
         return known
     if config.dry_run:
         raise ConfigError(
-            f"cluster=slurm: nobody has asked a node of {seen.nodes[0].partition} yet what it has; "
-            "`python -m sweeps probe` with the same cluster keys does"
+            f"cluster=slurm: no node of {seen.nodes[0].partition} has been probed yet; "
+            "run `python -m sweeps probe` with the same cluster keys"
         )
     return ask_a_node(path, site, seen)
 
 
 def _host(probe: Probe, seen: Survey, memory_gib: float | None) -> Machine:
-    """What the scheduler gives of a node, and what only the node itself could tell."""
+    """Combine what the scheduler says of a node with what only the node itself could tell."""
     there = seen.host(probe.machine.gpus[0] if probe.machine.gpus else None)
     has_bytes = there.host_memory_bytes
     if memory_gib and has_bytes:  # a job gets no more than it asks for

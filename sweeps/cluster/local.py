@@ -1,4 +1,4 @@
-"""This machine, through submitit: one task a rank, slots leased, jobs that survive their orchestrator."""
+"""This machine as a cluster, through submitit: one task per rank, leased slots, jobs that outlive us."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from train_entry.contract import (
     write_atomic,
 )
 
-START_GRACE_S = 60.0  # for a job to report itself: an import of submitit on a busy machine takes seconds
-ENDING_PATIENCE_S = 10.0  # for a job whose ranks have ended to reap them
+START_GRACE_S = 60.0  # for a job to report itself: importing submitit on a busy machine takes seconds
+ENDING_PATIENCE_S = 10.0  # for a job to reap its ranks after they have ended
 CANCEL_PATIENCE_S = 3.0  # for supervisors to write how their ranks ended
-SUBMITIT_MARGIN_S = 600.0  # our own limits end a job first
+SUBMITIT_MARGIN_S = 600.0  # beyond our own limits, which end a job first
 
 
 class LocalCluster:
-    """Runs trials on this host, at most `parallel` at once: neighbours disturb each other's timing."""
+    """This host. It runs at most `parallel` trials at once, since neighbours disturb each other's timing."""
 
     def __init__(self, machine: Machine, parallel: int, state_dir: Path | None = None) -> None:
         self.machine = machine
@@ -66,7 +66,7 @@ class LocalCluster:
         )
         executor.submit(supervise, str(attempt.path.resolve()))
         controller = executor.controller
-        # The job writes the same as its first act; but it may not come to that.
+        # The job's first act is to write the same record; but it may end before that.
         write_atomic(attempt.job, dump(job_record(str(controller.pid), controller.pid)))
         self._leases.hand_over(slots, controller.pid)
         handle = JobHandle(attempt=attempt, ranks=spec.plan.ranks, slots=slots, submitted_at=time.monotonic())
@@ -79,7 +79,7 @@ class LocalCluster:
         self._active[attempt.path] = handle
         record = read_document(attempt.job, JobRecord)
         if record and _is_here(record) and is_alive(record.leader_pid, record.leader_start_ticks):
-            self._leases.hand_over(slots, record.leader_pid)  # its launcher may have died before it did
+            self._leases.hand_over(slots, record.leader_pid)  # its orchestrator may have died before it did
         return handle
 
     def poll(self, handle: JobHandle) -> JobState:
@@ -94,7 +94,7 @@ class LocalCluster:
         return []
 
     def _state(self, handle: JobHandle) -> JobState:
-        alive = self._is_alive(handle)  # asked first: what a job writes, it writes before it ends
+        alive = self._is_alive(handle)  # checked first: a job writes its files before it ends
         if all(handle.attempt.exit(rank).exists() for rank in range(handle.ranks)):
             return JobState.ENDED
         if alive is None:
@@ -103,18 +103,18 @@ class LocalCluster:
         return JobState.RUNNING if alive else JobState.LOST
 
     def _is_alive(self, handle: JobHandle) -> bool | None:
-        """None: launched by another orchestrator, and it has not said yet who it is."""
+        """Return None if another orchestrator launched the job and it has not recorded its process yet."""
         if controller := self._controllers.get(handle.attempt.path):
             return controller.poll() is None
         record = read_document(handle.attempt.job, JobRecord)
         if record is None:
             return None
-        if not _is_here(record):  # its processes cannot be seen from this host, but they have a time limit
+        if not _is_here(record):  # we cannot see processes of another host, but know their time limit
             return time.time() < record.started_at + _time_limit_s(handle.attempt) + SUBMITIT_MARGIN_S
         return is_alive(record.leader_pid, record.leader_start_ticks)
 
     def _finish(self, handle: JobHandle, patience_s: float) -> None:
-        """Let the job's processes end, end those that do not, and give its slots back."""
+        """Wait for the job's processes to end, kill those that do not, and give its slots back."""
         if handle.attempt.path not in self._active:
             return
         leader: int | None = None
@@ -131,7 +131,7 @@ class LocalCluster:
 
 
 def cancel_attempt(attempt: AttemptDir) -> None:
-    """End all processes of an attempt, whoever launched it. Raises SweepError where they are elsewhere."""
+    """End all processes of an attempt, whoever launched it. Raises SweepError if they run on another host."""
     record = read_document(attempt.job, JobRecord)
     if record is not None and not _is_here(record):
         raise SweepError(f"{attempt.path}: runs on host {record.host}; cancel it there")
@@ -139,7 +139,7 @@ def cancel_attempt(attempt: AttemptDir) -> None:
 
 
 def _end_attempt(attempt: AttemptDir) -> int | None:
-    """End what runs of an attempt on this host; returns the leader of its session."""
+    """End the attempt's processes on this host. Return the pid of their session's leader."""
     record = read_document(attempt.job, JobRecord)
     if record is None or not _is_here(record):
         return None
@@ -164,9 +164,9 @@ def _slots(machine: Machine) -> list[Slot]:
 
 
 def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]:
-    # Leases name cards by UUID, jobs by index: DeepSpeed 0.19 cannot read UUIDs in CUDA_VISIBLE_DEVICES.
+    # Leases name GPUs by UUID, jobs by index: DeepSpeed 0.19 cannot read UUIDs in CUDA_VISIBLE_DEVICES.
     indices = {gpu.uuid: str(gpu.index) for gpu in machine.gpus}
-    # Left over from a launcher or a job above us, variables would place our ranks in it.
+    # Variables left over from a launcher or a job that surrounds us would place our ranks in that one.
     environment = {name: value for name, value in os.environ.items() if not is_foreign(name)}
     return environment | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -176,11 +176,11 @@ def _job_environment(machine: Machine, slots: tuple[str, ...]) -> dict[str, str]
 
 
 class _DetachedExecutor(LocalExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
-    """submitit's local executor, its controller in a session of its own.
+    """submitit's local executor, with its controller in a session of its own.
 
-    So Ctrl-C and hang-ups of our terminal do not reach running trials, and the whole job can be named by its
-    session. Each job gets the very GPUs that it leased, which submitit would number from 0. -P keeps a
-    directory called `sweeps` in the user's working directory from being imported instead of ours.
+    The session keeps Ctrl-C and hang-ups of our terminal away from running trials, and identifies all
+    processes of a job. Each job gets exactly the GPUs that it leased; submitit would number them from 0. -P
+    keeps Python from importing a directory called `sweeps` in the user's working directory instead of ours.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:

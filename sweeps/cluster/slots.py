@@ -1,4 +1,4 @@
-"""Slots of nodes that are alike: which are free, and where a trial fits. Pure."""
+"""Slots of identical nodes: which are free, and where a trial fits. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How the ranks of a trial lie on nodes: on as few as hold them, equally many on each if they divide."""
+    """A trial's nodes: as few as hold its ranks, with equally many ranks on each if they divide."""
 
     ranks: int
     nodes: int
@@ -29,19 +29,19 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotTable:
-    """Names are GROUPnode-NODE/SLOT. A trial lies within one group: on part of a node, or on whole ones."""
+    """All slots, named GROUPnode-NODE/SLOT. A trial lies in one group: on part of a node, or whole nodes."""
 
     groups: tuple[str, ...]
     nodes: int  # of each group
     per_node: int
 
     def free_ranks(self, taken: Collection[str]) -> int:
-        """The most that one trial could have now."""
+        """The most ranks that one trial could have now."""
         free = [[len(slots) for slots in nodes] for nodes in self._free(taken)]
         return max(max([sum(n for n in nodes if n == self.per_node), *nodes]) for nodes in free)
 
     def reserve(self, ranks: int, taken: Collection[str]) -> tuple[str, ...] | None:
-        """Slots for so many ranks; None while they are not free."""
+        """Return slots for `ranks` ranks; None while too few are free."""
         layout = Layout.of(ranks, self.per_node)
         wanted = self.per_node if layout.nodes > 1 else ranks
         for nodes in self._free(taken):
@@ -51,7 +51,7 @@ class SlotTable:
         return None
 
     def _free(self, taken: Collection[str]) -> list[list[list[str]]]:
-        """By group and node."""
+        """The free slots, by group and node."""
         return [
             [
                 [name for slot in range(self.per_node) if (name := f"{group}node-{node}/{slot}") not in taken]

@@ -1,4 +1,4 @@
-"""`python -m sweeps advise`: why a trial ran out of memory, and what to try next."""
+"""`python -m sweeps advise`: explain why a trial ran out of memory, and propose what to try next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMORY = (FailureKind.GPU_OOM, FailureKind.HOST_OOM)
 
 
 def advice_lines(directory: StudyDir, record: StudyRecord, number: int) -> Iterator[str]:
-    """What a person should know of a trial that failed. Raises ConfigError where there is no such trial."""
+    """Yield the lines that explain a failed trial. Raises ConfigError if there is no such trial."""
     ledger = Ledger(directory)
     numbers = [trial.number for trial in ledger.trials]
     if number not in numbers:
@@ -83,7 +83,7 @@ def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str
 
 
 def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial) -> Iterator[str]:
-    """Judged anew by what the study has tried since; as it was advised then, where that cannot be done."""
+    """Yield advice that considers what the study has tried since, or the stored advice if that fails."""
     try:
         machine, note, grounds = _grounds(record, ledger.trials, trial)
     except SweepError as error:
@@ -109,7 +109,10 @@ def _next(directory: StudyDir, record: StudyRecord, ledger: Ledger, trial: Trial
 
 
 def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tuple[Machine, str, Grounds]:
-    """Composes the trial alone, by its own overrides; expects what the study has taught."""
+    """Compose the trial from its own overrides, with estimates that have learned from the study.
+
+    Returns the machine, a note on it (empty if it is this one), and the grounds for advice.
+    """
     is_gpu = record.versions.get("device", "CPU") != "CPU"
     composer = open_composer(lambda: is_gpu).with_fixed(trial.overrides)
     config = composer.compose()
@@ -138,7 +141,7 @@ def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
 def _advice(
     directory: StudyDir, advice: Advice, same: Trial | None = None, option: Option | None = None
 ) -> Iterator[str]:
-    """`same`: a trial that tries it already; `option`: what it was taken from, with what to expect."""
+    """Yield the advice. `same` is a trial that already tries it, `option` the remedy with its estimate."""
     yield f"next:     {_changes(advice)}"
     yield f"because:  {advice.why}"
     if option is not None:
@@ -149,7 +152,7 @@ def _advice(
     if same is not None:
         yield f"now:      trial {same.number:04d} is {same.state} with this plan: wait, or resume the study"
         return
-    place = [f"study={directory.path.name}"]  # beside the trial that failed, in one table
+    place = [f"study={directory.path.name}"]  # so that both trials are in one table
     if (studies := directory.path.absolute().parent) != Path("studies").absolute():
         place.append(f"studies_dir={studies}")
     yield f"try it:   {reproduce_command([*advice.overrides, *place])}"
@@ -160,7 +163,7 @@ def _changes(advice: Advice) -> str:
 
 
 def _expected(option: Option) -> str:
-    """Whether its plan fits, and what it needs."""
+    """Return the verdict on the option's plan, and the memory that it needs."""
     said = option.expected
     needs = f"peak {gib(said.peak_bytes)} GiB ({said.phase}), needed {gib(said.needed_bytes)}"
     text = f"{FIT_WORDS[said.fit]}: {needs}{_of(limit_bytes(said))} GiB a rank"
@@ -174,7 +177,7 @@ def _of(limit: int | None) -> str:
 
 
 def _passed(option: Option) -> str:
-    """What came of a remedy, or why it is not worth a launch."""
+    """Return the result of a remedy that was tried, or why the remedy is not worth a launch."""
     changes, trial = _changes(option.advice), option.tried
     if trial is None:
         return f"skipped:  {changes}: {option.expected.why}"

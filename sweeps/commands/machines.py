@@ -1,4 +1,4 @@
-"""Machines that are not this one: of a card by its name, or where a study ran."""
+"""Describe machines other than this one: nodes of a GPU given by name, or the machine where a study ran."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from train_entry.contract import GIB, Measurement, StudyRecord, Trial, gib
 from train_entry.contract.shared.cards import card_of
 
 DEFAULT_CARD = "H100"
-GPUS_PER_NODE = 8  # of a usual server
-# GiB of a card; what drivers report lies up to a tenth below the name where the memory checks itself. The
-# first that is found in a name counts, unless the name itself says a size: A100-40GB.
+GPUS_PER_NODE = 8  # in a usual server
+# GiB of memory by GPU. Drivers report up to a tenth less than the nominal size if the memory has ECC. The
+# first entry found in a GPU's name counts, unless the name itself contains a size: A100-40GB.
 MEMORY_GIB = (
     ("B200", 178.0),
     ("H200", 139.8),
@@ -40,7 +40,7 @@ MEMORY_GIB = (
 
 
 def named_gpu(name: str, memory_gib: float | None) -> Gpu:
-    """A card by its name. Raises ConfigError where its memory is neither known nor given."""
+    """Return the GPU of this name. Raises ConfigError if its memory is neither known nor given."""
     name = name if card_of(name) else name.upper() if card_of(name.upper()) else name
     size_gib = memory_gib if memory_gib is not None else _memory_gib(name)
     if size_gib is None:
@@ -54,7 +54,7 @@ def named_gpu(name: str, memory_gib: float | None) -> Gpu:
 
 
 def chosen_gpu(name: str | None, memory_gib: float | None) -> tuple[Gpu, str]:
-    """The card that is asked for, else this machine's, else the default; and why that one."""
+    """Return the GPU that is asked for, else this machine's, else the default; and why it was chosen."""
     if name is not None:
         return named_gpu(name, memory_gib), "as asked"
     here = find_gpus()
@@ -68,7 +68,7 @@ def chosen_gpu(name: str | None, memory_gib: float | None) -> tuple[Gpu, str]:
 
 
 def machine_with(gpu: Gpu, ranks_per_node: int, nodes: int, nvme_path: str | None = None) -> Machine:
-    """Nodes full of one card, with all software that any plan needs."""
+    """Return nodes full of GPUs of one kind, with all software that any plan needs."""
     where = str(Path(nvme_path).resolve()) if nvme_path else None
     return Machine(
         device="cuda",
@@ -83,14 +83,17 @@ def machine_with(gpu: Gpu, ranks_per_node: int, nodes: int, nvme_path: str | Non
 
 
 def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepConfig) -> tuple[Machine, str]:
-    """Where a study ran; empty text where that is here, else what is assumed. Raises ConfigError."""
+    """Return the machine where a study ran, and a note on what is assumed of it; empty if it is this one.
+
+    Raises ConfigError if the GPU's memory is not known.
+    """
     cluster, gate = config.cluster, config.gate
     device = record.versions.get("device", "CPU")
     known = list(trials)
     if cluster.kind != "local":
         with suppress(
             SweepError
-        ):  # another site, or nodes that nobody has asked: by what is on record, below
+        ):  # another site, or nodes that were never probed: use what is on record, below
             return find_target(dataclasses.replace(config, dry_run=True)).machine, ""
     ranks = max([_asked_ranks(record), *(trial.plan.ranks for trial in known if trial.plan)])
     if device == "CPU":
@@ -100,7 +103,9 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
         return detect(cluster, gate), ""
     size_bytes = _seen_bytes(known)
     if size_bytes is None and _memory_gib(device) is None:
-        raise ConfigError(f"study {record.name} ran on {device}, whose memory is not known here; ask there")
+        raise ConfigError(
+            f"study {record.name} ran on {device}, whose memory is unknown here; run this there"
+        )
     gpu = named_gpu(device, size_bytes / GIB if size_bytes else None)
     require_memory_limits(cluster, gate, (gpu,))
     per_node = cluster.gpus_per_node or math.ceil(ranks / cluster.nodes)
@@ -111,7 +116,7 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
 
 
 def probe_lines(overrides: Sequence[str]) -> Iterator[str]:
-    """What a node of the cluster has; a job asks it, unless one has before. Raises ConfigError."""
+    """Yield what a node of the cluster has. A job finds out, unless it is known. Raises ConfigError."""
     config = open_composer(lambda: bool(find_gpus())).with_fixed(["cluster=slurm", *overrides]).compose()
     machine = find_target(config).machine
     memory_gib = (machine.host_memory_bytes or 0) / GIB
@@ -131,7 +136,7 @@ def _asked_ranks(record: StudyRecord) -> int:
 
 
 def _seen_bytes(trials: Iterable[Trial]) -> int | None:
-    """A card's memory, as a rank saw it."""
+    """Return a GPU's memory in bytes, as a rank measured it; None if no rank did."""
     measured = (trial.outcome for trial in trials if isinstance(trial.outcome, Measurement))
     seen = (rank.device_total_bytes for outcome in measured for rank in outcome.ranks)
     return next((size for size in seen if size), None)

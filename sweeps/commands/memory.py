@@ -1,4 +1,4 @@
-"""`python -m sweeps memory`: a model's memory by strategy and number of GPUs, before there is any study."""
+"""`python -m sweeps memory`: print a model's memory by strategy and number of GPUs; needs no study."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HEADS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """Model states on one GPU, in bytes, as the ZeRO paper counts them (section 3.1)."""
+    """Model states on one GPU, in bytes, counted as in the ZeRO paper (section 3.1)."""
 
     weights: float
     gradients: float
@@ -67,7 +67,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One strategy on so many GPUs."""
+    """One row: a strategy on a number of GPUs."""
 
     preset: str
     plan: Plan
@@ -77,13 +77,11 @@ class Entry:
 
 
 def memory_lines(overrides: Sequence[str], card: str | None, memory_gib: float | None) -> Iterator[str]:
-    """The whole account. Raises ConfigError where the overrides make no legal plan."""
+    """Yield the lines of the report. Raises ConfigError if the overrides make no legal plan."""
     composer = open_composer(lambda: bool(find_gpus())).with_fixed(overrides)
     config = composer.compose()
     if config.cluster.device == "cpu":
-        raise ConfigError(
-            "cluster.device=cpu: this table is about GPUs, and needs none here; leave it out"
-        )
+        raise ConfigError("cluster.device=cpu: this table is about GPUs, and needs none here; leave it out")
     model = model_shape(config.model)
     gpu, why = chosen_gpu(card, memory_gib)
     per_node = config.cluster.gpus_per_node or GPUS_PER_NODE
@@ -106,7 +104,7 @@ def memory_lines(overrides: Sequence[str], card: str | None, memory_gib: float |
 
 
 def plain_account(plan: Plan, parameters: int) -> Account:
-    """Of one GPU: what a strategy divides is divided evenly, what it offloads is gone."""
+    """Return the model states on one GPU: sharded states divided evenly, offloaded states left out."""
     count = parameters / (plan.tensor * plan.pipeline)
     weight, gradient, optimizer = bytes_a_parameter(plan)
     stage, data = plan.zero.stage, plan.data
@@ -121,7 +119,7 @@ def plain_account(plan: Plan, parameters: int) -> Account:
 
 
 def bytes_a_parameter(plan: Plan) -> tuple[int, int, int]:
-    """Of weights, gradients and optimizer states: 2 + 2 + 12 for Adam in half precision."""
+    """Return bytes per parameter of weights, gradients and optimizer: 2, 2, 12 for Adam in half precision."""
     moments = MOMENT_BYTES * moments_of(plan)
     return (4, 4, moments) if plan.precision is Precision.FP32 else (2, 2, MASTER_BYTES + moments)
 
@@ -129,7 +127,7 @@ def bytes_a_parameter(plan: Plan) -> tuple[int, int, int]:
 def _entries(
     composer: Composer, config: SweepConfig, model: ModelShape, machine: Machine, room: Room
 ) -> tuple[list[Entry], dict[str, list[str]]]:
-    """Those that are legal; and the reasons for each preset that never is."""
+    """Return the entries of all legal plans, and the reasons for each preset without a legal plan."""
     settings = Settings(composer, machine)
     hardware = hardware_for(machine)
     entries: list[Entry] = []
@@ -154,9 +152,10 @@ def _entries(
 
 
 def _by_rule(reasons: Mapping[int, Sequence[Reason]]) -> list[str]:
-    """One line a rule, of the most GPUs at which it is broken: the texts differ in that number alone.
+    """Return one line for each broken rule.
 
-    What holds at any number comes first; of the others it is said where they hold.
+    A rule's texts differ only in the number of GPUs, so the line is the text for the most GPUs. Rules broken
+    at every number of GPUs come first; the lines of the others name the numbers at which they are broken.
     """
     texts: dict[str, str] = {}
     broken_at: dict[str, list[int]] = {}
@@ -175,7 +174,7 @@ def _where(broken_at: Sequence[int], tried: int) -> str:
 
 
 def _presets(composer: Composer) -> Sequence[str]:
-    """Empty for the one that the command line names itself."""
+    """Return the presets to show; an empty name stands for a strategy chosen on the command line."""
     is_named = any(override.startswith("strategy=") for override in composer.fixed)
     return ("",) if is_named else STRATEGIES
 
@@ -185,7 +184,7 @@ def _point(preset: str, ranks: int) -> dict[str, Scalar]:
 
 
 def _settled(settings: Settings, point: dict[str, Scalar]) -> SweepConfig:
-    """With a global batch that the ranks divide: the next larger one where the configured one is none."""
+    """Return the configuration of a point, its global batch rounded up to one that the ranks divide."""
     config = settings.config(point)
     ranks, degree = config.ranks or 1, config.tensor * config.pipeline
     unit = config.micro_batch * (ranks // degree)
@@ -214,7 +213,7 @@ def _both(count: float) -> str:
 
 
 def _decimals(number: float) -> str:
-    """Two decimals even of large numbers, so that the reader can add them up."""
+    """Format with two decimals even for large numbers, so that the reader can add them up."""
     return f"{number:,.2f}" if number >= 1 else f"{number:.3g}"
 
 
@@ -250,7 +249,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _activations(memory: Memory) -> int:
-    """At their most, which need not be in the phase that peaks; with the logits."""
+    """Return the most bytes of activations, logits included, in any phase, also if another phase peaks."""
     return max(
         sum(phase.bytes_of(name) for name in ACTIVATIONS) for stage in memory.stages for phase in stage.phases
     )

@@ -1,4 +1,4 @@
-"""`python -m sweeps why`: what a study knows of one configuration: its result, or why it has none."""
+"""`python -m sweeps why`: tell what a study knows about one configuration: its result, or why it has none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from train_entry.contract import (
 )
 from train_entry.contract.study.goal_text import goal_number, goal_text, goal_words
 
-# Of several trials with one plan, whose word counts: the first of these.
+# If several trials have the same plan, the one whose state comes first here gives the answer.
 PLACES = (
     State.MEASURED,
     State.INFEASIBLE,
@@ -55,16 +55,16 @@ PLACES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """What is expected of plans, before and after learning from the study."""
+    """Estimators before and after learning from the study."""
 
     cold: Estimator
     learned: Estimator
-    basis: str  # of the latter
+    basis: str  # how the learned estimates were made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A study, and the one configuration that is asked about."""
+    """A study, and the configuration that the user asks about."""
 
     directory: StudyDir
     record: StudyRecord
@@ -72,30 +72,30 @@ class Case:
     planned: Planned
     expectation: Expectation
     gate: GateConfig
-    margin: tuple[str, ...]  # overrides that ask for another than the study's
+    margin: tuple[str, ...]  # overrides that change only the verdict whether a plan fits
 
     @property
     def goal(self) -> Goal:
         return self.record.goal
 
     def value(self, found: Measurement | Estimate) -> float | None:
-        """Of the goal; None where it is not known, as the loss of an estimate."""
+        """Return the goal's value; None if it is not known, such as the loss of an estimate."""
         return self.goal.value(found)
 
     def said(self, value: float | None) -> str:
         return f"no {goal_words(self.goal)} known" if value is None else goal_text(self.goal, value)
 
     def behind(self, value: float, best: float) -> str:
-        """`25.0% below`: by how much a value is worse than a better one."""
+        """Return how much worse a value is than the best one: `25.0% below`."""
         return f"{abs(value / best - 1):.1%} {'below' if self.goal.is_maximized else 'above'}"
 
     def measured(self) -> list[tuple[float, Trial]]:
-        """Those that can win with their values, without drift; the best first."""
+        """Return the trials that can win, with their drift-corrected values; the best first."""
         return Ranking(self.trials, self.goal).contenders
 
 
 def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]) -> Iterator[str]:
-    """The answer. Raises ConfigError where the overrides make no configuration of this study."""
+    """Yield the answer. Raises ConfigError if the overrides make no configuration of this study."""
     trials = Ledger(directory).trials
     is_gpu = record.versions.get("device", "CPU") != "CPU"
     composer = composer_for(open_composer(lambda: is_gpu), record, overrides)
@@ -130,7 +130,10 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
 
 
 def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[str]) -> Composer:
-    """The study's own overrides, without what it varied, and these. Raises ConfigError."""
+    """Return a composer with these overrides and the study's own, without the knobs that it varied.
+
+    Raises ConfigError for a key that is fixed within the study.
+    """
     if fixed_keys := [key for text in overrides if _is_fixed(key := key_of(text))]:
         raise ConfigError([f"{key}: fixed within study {record.name}; leave it out" for key in fixed_keys])
     said = list(record.overrides) or [
@@ -138,7 +141,7 @@ def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[st
         for key, value in comparable(record.asked).items()
         if key.partition(".")[0] not in ("model", "data")
     ]
-    if "ranks" in record.asked and "ranks" not in map(key_of, said):  # as many as there were
+    if "ranks" in record.asked and "ranks" not in map(key_of, said):  # as many ranks as the study had
         said.append(f"ranks={record.asked['ranks']}")
     taken = {key_of(text) for text in overrides} | set(record.dimensions)
     kept = [text for text in said if key_of(text) not in taken]
@@ -146,7 +149,7 @@ def composer_for(composer: Composer, record: StudyRecord, overrides: Sequence[st
 
 
 def _is_fixed(key: str) -> bool:
-    """A knob may be asked of, and what changes no plan but only whether it is said to fit."""
+    """True unless the key is a knob, or changes only the verdict whether a plan fits."""
     return scope_of(key) is not Scope.TRIAL and not is_marked(key, Mark.FIT_ONLY)
 
 
@@ -184,13 +187,13 @@ def _answer(case: Case, plan: Plan) -> Iterator[str]:
             yield from _expected(case, plan)
     if trial.outcome is not None:
         yield from _now(case, plan, trial)
-    if trial.is_refused:  # alone it is launched whatever the gate says
+    if trial.is_refused:  # as a single trial it is launched whatever the gate says
         yield _command(case)
     yield from _others(others)
 
 
 def _is_same(trial: Trial, planned: Planned) -> bool:
-    """Paths in a fingerprint may differ where a study is read elsewhere; its model and data do not."""
+    """True if the trial has this plan. Fingerprints hold paths, which may differ on another machine."""
     return trial.plan is not None and (trial.fingerprint == planned.fingerprint or trial.plan == planned.plan)
 
 
@@ -250,7 +253,7 @@ def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[
 
 
 def _now(case: Case, plan: Plan, trial: Trial) -> Iterator[str]:
-    """What is expected today, where that is another verdict on a refused plan, or asked for by a margin."""
+    """Yield today's verdict, if it differs for a refused plan or if the overrides change the margin."""
     then, now = trial.estimate, case.expectation.learned.estimate(plan)
     is_revised = trial.is_refused and then is not None and then.fit is not now.fit
     if not is_revised and not case.margin:
@@ -290,14 +293,14 @@ def _untried(case: Case, plan: Plan) -> Iterator[str]:
 
 
 def _command(case: Case) -> str:
-    place = [f"study={case.directory.path.name}"]  # beside the others, in one table
+    place = [f"study={case.directory.path.name}"]  # so that all trials are in one table
     if (studies := case.directory.path.absolute().parent) != Path("studies").absolute():
         place.append(f"studies_dir={studies}")
     return f"try it:    {reproduce_command([*case.planned.overrides, *place])}"
 
 
 def _dominated(case: Case, plan: Plan) -> Iterator[str]:
-    """All of it by estimates that have learned from the study."""
+    """Yield why the plan is not expected to win, by estimates that have learned from the study."""
     estimate = case.expectation.learned.estimate(plan)
     failed = [
         (case.expectation.learned.estimate(trial.plan), trial)

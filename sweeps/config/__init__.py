@@ -1,1 +1,1 @@
-"""From YAML files and overrides to typed knobs. The only package that imports hydra and omegaconf."""
+"""Turn YAML files and overrides into typed knobs. The only package that imports hydra and omegaconf."""

@@ -1,4 +1,4 @@
-"""One typed configuration from overrides; every way it can be wrong becomes a line that says where."""
+"""Compose one typed configuration from overrides. Each error becomes one line that says where it is."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 def register_schema() -> None:
-    """Make the schema known to Hydra; conf/sweep.yaml names it first in its defaults list."""
+    """Register the schema with Hydra; conf/sweep.yaml names it first in its defaults list."""
     ConfigStore.instance().store(name="schema", node=SweepConfig)
 
 
 def register_resolvers(has_gpu: Callable[[], bool]) -> None:
-    """`${by_machine:A,B}` is A on a machine without GPUs and B on one with them."""
+    """Define `${by_machine:A,B}`: A on a machine without GPUs, B on a machine with GPUs."""
     OmegaConf.register_new_resolver(
         "by_machine", lambda cpu, gpu: gpu if has_gpu() else cpu, use_cache=True, replace=True
     )
 
 
 def open_composer(has_gpu: Callable[[], bool], directory: Path = CONF) -> Composer:
-    """Hydra on conf/, for a program that hydra.main did not start."""
+    """Return a composer on conf/, for a program that hydra.main did not start."""
     if (plugins := str(HYDRA_PLUGINS)) not in sys.path:
         sys.path.append(plugins)  # conf/sweep.yaml names our sweeper
     register_schema()
@@ -56,7 +56,7 @@ def open_composer(has_gpu: Callable[[], bool], directory: Path = CONF) -> Compos
 
 
 class Composer:
-    """Hydra's loader, asked for one configuration at a time."""
+    """A wrapper of Hydra's loader that composes one configuration at a time."""
 
     def __init__(self, loader: ConfigLoader, fixed: Sequence[str] = ()) -> None:
         self.loader = loader
@@ -67,17 +67,17 @@ class Composer:
         return Composer(self.loader, fixed)
 
     def groups(self) -> frozenset[str]:
-        """Keys whose values are files of conf/: model, strategy, ..."""
+        """Return the keys whose values are files of conf/: model, strategy, ..."""
         return frozenset(self.loader.list_groups(""))
 
     def options(self, group: str) -> list[str]:
         return self.loader.get_group_options(group)
 
     def compose(self, values: Mapping[str, Scalar] | None = None) -> SweepConfig:
-        """The configuration for the fixed overrides and these knob values.
+        """Return the configuration for the fixed overrides and these knob values.
 
-        Hydra composes once for each combination of groups (60 to 90 ms); other knobs are set on the typed
-        result. Raises ConfigError with a line for each problem.
+        Hydra composes once for each combination of groups (60 to 90 ms); the other knobs are then set on
+        the result. Raises ConfigError with a line for each problem.
         """
         values = values or {}
         groups = self.groups()
@@ -89,18 +89,18 @@ class Composer:
         return self._typed(config, values)
 
     def flat(self, values: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
-        """The configuration as dotted keys."""
+        """Return the configuration by dotted keys."""
         self.compose(values)
         config = OmegaConf.to_container(self._composed(()), resolve=True)
         return dict(flatten(cast(dict[str, Any], config), ""))
 
     def space(self) -> dict[str, str]:
-        """The ranges of the chosen space files."""
-        # `+space.zero.x=...` on a command line nests where a file has a dotted key.
+        """Return the ranges of the chosen space files, by key."""
+        # A file has dotted keys, but `+space.zero.x=...` on a command line makes nested ones.
         return {key: str(text) for key, text in flatten(self.compose().space, "")}
 
     def origin(self, key: str) -> str | None:
-        """Where a key got its value: the override, or the file, that set it last; None: nowhere."""
+        """Return the override, or the file, that set a key last; None if nothing set it."""
         for override in reversed(self.fixed):
             if key_of(override) == key:
                 return f"override {override!r}"
@@ -154,7 +154,7 @@ class Composer:
 
 @contextmanager
 def one_line(prefix: str = "") -> Iterator[None]:
-    """Turn what Hydra, OmegaConf or the YAML parser raise into a ConfigError of one line."""
+    """Turn errors of Hydra, OmegaConf and the YAML parser into a ConfigError of one line."""
     try:
         yield
     except CONFIG_ERRORS as error:
@@ -162,7 +162,7 @@ def one_line(prefix: str = "") -> Iterator[None]:
 
 
 def describe(error: BaseException, prefix: str = "") -> str:
-    """One line for an error of the configuration libraries, its cause included."""
+    """Describe an error of the configuration libraries, and its causes, in one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem or 'not valid YAML'}"
@@ -178,7 +178,7 @@ def describe(error: BaseException, prefix: str = "") -> str:
 
 
 def _unknown_choice(error: BaseException) -> str | None:
-    """`strategy=zero9: no such choice; there are ...`; Hydra itself knows the others only sometimes."""
+    """Return `strategy=zero9: no such choice; there are ...`; Hydra itself seldom lists the choices."""
     named = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", str(error))
     if not isinstance(error, ConfigCompositionException) or not named:
         return None
@@ -187,14 +187,14 @@ def _unknown_choice(error: BaseException) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line, and the one that names a key, which Hydra puts below."""
+    """Return the first line of an error, and the next one if it names the key."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines[1:2] if line.startswith("Key '")]
     return ": ".join(line.rstrip(".:") for line in [*lines[:1], *named])
 
 
 def _way_out(error: BaseException) -> str:
-    """What would do, where Hydra does not say it in one line."""
+    """Return a hint at what would work, for errors whose first line gives none; else an empty text."""
     if "Ambiguous value for argument" in str(error):
         return "; to try several values: python sweep.py -m ..."
     text = "\n".join(str(found) for found in (error, error.__cause__) if found)

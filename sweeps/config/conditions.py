@@ -1,7 +1,7 @@
-"""When a knob has an effect: conditions that declarations name, and the values that decide them. Pure.
+"""Conditions for a knob to have an effect, named by its declaration, and the values that decide them. Pure.
 
-DeepSpeed ignores many settings in many plans. A knob without effect is no dimension there, and stands at its
-default in the plan, so that two configurations that run the same job have the same plan.
+DeepSpeed ignores many settings in many plans. A knob without effect in a plan is no dimension there, and the
+plan holds its default, so that two configurations that run the same job have the same plan.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 
 def decides(key: str) -> Any:
-    """The value of this key in a setting."""
+    """Declare a field of Setting that holds the value of this key."""
     return dataclasses.field(metadata={"key": key})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Everything that decides whether a knob is active; a field may decide over a later one."""
+    """The values that decide whether a knob is active; a field may decide whether a later one is."""
 
     engine: str = decides("engine")
     tensor: int = decides("tensor")
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def stage(self) -> int:
-        """ZeRO's; 0 for ddp, which has none."""
+        """The ZeRO stage; 0 for ddp, which has no ZeRO."""
         return self.zero_stage if self.engine == "deepspeed" else 0
 
     @property
@@ -50,34 +50,34 @@ class Setting:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the ranks spread over."""
+        """The number of nodes that the ranks fill."""
         return -(-(self.ranks or 1) // self.ranks_per_node)
 
     @property
     def warms_up(self) -> bool:
-        """DeepSpeed's schedules that decay take two steps at least."""
+        """True if there is a warm-up. DeepSpeed's decaying schedules have one of at least two steps."""
         asked = int(self.warmup) if self.warmup.isdigit() else self.base_warmup
         return asked > 0 or self.schedule != "constant"
 
     @property
     def has_bf16_optimizer(self) -> bool:
-        """DeepSpeed then leaves its ZeRO-1 optimizer for BF16_Optimizer, which reads no bucket settings."""
+        """True if DeepSpeed uses BF16_Optimizer for ZeRO-1; that optimizer reads no bucket settings."""
         is_wide = self.grad_accum_dtype == "fp32" and self.precision == "bf16"
         return self.stage == 1 and is_wide and self.offload_optimizer == "none"
 
     @property
     def offloads(self) -> frozenset[str]:
-        """Devices that states are kept on, the GPU aside."""
+        """The kinds of device, besides the GPU, that hold states."""
         param = self.offload_param if self.stage == 3 else "none"
         return frozenset((self.offload_optimizer, param)) - {"none"}
 
     @property
     def offloads_from_gpus(self) -> bool:
-        """A CPU run has its device where offload would put things: nothing to pin, no share to split off."""
+        """True if states move off a GPU. A CPU run has them in host memory anyway: no pinning, no ratio."""
         return self.is_sharded and bool(self.offloads) and self.device == "cuda"
 
 
-# Fields of a setting and their keys, in the order in which a space settles them.
+# Fields of a setting and their keys, in the order in which a space decides them.
 DECIDING: dict[str, str] = {
     field.name: field.metadata["key"] for field in dataclasses.fields(Setting) if "key" in field.metadata
 }
@@ -85,7 +85,7 @@ DECIDING: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """When a knob is active; `text` completes "has an effect only with ..."."""
+    """A condition for a knob to be active; `text` completes "has an effect only with ..."."""
 
     text: str
     holds: Callable[[Setting], bool]
@@ -99,20 +99,20 @@ TENSOR = Condition(
 )
 ZERO = Condition(text="zero.stage=1, 2 or 3", holds=lambda at: at.is_sharded)
 BUCKETS = Condition(
-    text="zero.stage=1, 2 or 3, and not stage 1 that adds bf16 gradients up in fp32",
+    text="zero.stage=1, 2 or 3, except stage 1 with bf16 gradients accumulated in fp32",
     holds=lambda at: at.is_sharded and not at.has_bf16_optimizer,
 )
 BUCKETS_OF_STAGES_1_2 = Condition(
-    text="zero.stage=1 or 2, and not stage 1 that adds bf16 gradients up in fp32",
+    text="zero.stage=1 or 2, except stage 1 with bf16 gradients accumulated in fp32",
     holds=lambda at: at.stage in (1, 2) and not at.has_bf16_optimizer,
 )
-# A pipeline has it off, with a warning: deepspeed/runtime/engine.py, _configure_zero_optimizer.
+# With a pipeline DeepSpeed turns it off, with a warning: runtime/engine.py, _configure_zero_optimizer.
 OVERLAP = Condition(
-    text="pipeline=1 and zero.stage=1, 2 or 3, and not stage 1 that adds bf16 gradients up in fp32",
+    text="pipeline=1 and zero.stage=1, 2 or 3, except stage 1 with bf16 gradients accumulated in fp32",
     holds=lambda at: BUCKETS.holds(at) and at.pipeline == 1,
 )
 CONTIGUOUS = Condition(
-    text="zero.stage=3, or 1 or 2 without optimizer offload, which always copies",
+    text="zero.stage=3, or stage 1 or 2 without optimizer offload, which always copies",
     holds=lambda at: BUCKETS.holds(at) and (at.stage == 3 or at.offload_optimizer == "none"),
 )
 MULTI_RANK = Condition(
@@ -123,23 +123,23 @@ ZERO3 = Condition(text="zero.stage=3", holds=lambda at: at.stage == 3)
 QUANTIZED_WEIGHTS = Condition(
     text="zero.stage=3 on GPUs", holds=lambda at: at.stage == 3 and at.device == "cuda"
 )
-# Within a node DeepSpeed reduces as always: runtime/zero/stage3.py, where it asks for the number of nodes.
+# Within a node DeepSpeed ignores the setting: runtime/zero/stage3.py, where it asks for the number of nodes.
 QUANTIZED_GRADIENTS = Condition(
     text="zero.stage=3 on GPUs of several nodes",
     holds=lambda at: QUANTIZED_WEIGHTS.holds(at) and at.nodes > 1,
 )
-PINNED = Condition(text="something offloaded from GPUs", holds=lambda at: at.offloads_from_gpus)
+PINNED = Condition(text="states offloaded from GPUs", holds=lambda at: at.offloads_from_gpus)
 RATIO = Condition(
     text="zero.stage=3 and zero.offload_optimizer=cpu, on GPUs",
     holds=lambda at: at.stage == 3 and at.offload_optimizer == "cpu" and at.device == "cuda",
 )
-NVME = Condition(text="something offloaded to nvme", holds=lambda at: at.is_sharded and "nvme" in at.offloads)
+NVME = Condition(text="states offloaded to nvme", holds=lambda at: at.is_sharded and "nvme" in at.offloads)
 NVME_PARAM = Condition(
     text="zero.offload_param=nvme", holds=lambda at: at.stage == 3 and at.offload_param == "nvme"
 )
-# Offloaded, AdamW is DeepSpeed's own; SGD stays torch's, on the CPU.
+# When the optimizer is offloaded, AdamW is DeepSpeed's own; SGD stays torch's, on the CPU.
 TORCH_OPTIMIZER = Condition(
-    text="the optimizer on the device, or optimizer=sgd",
+    text="zero.offload_optimizer=none, or optimizer=sgd",
     holds=lambda at: not at.is_sharded or at.offload_optimizer == "none" or at.optimizer == "sgd",
 )
 FP16 = Condition(text="precision=fp16", holds=lambda at: at.precision == "fp16")
@@ -156,10 +156,10 @@ SGD = Condition(text="optimizer=sgd", holds=lambda at: at.optimizer == "sgd")
 SCALED_WARMUP = Condition(
     text="lr.warmup=steps or samples", holds=lambda at: at.warmup in ("steps", "samples")
 )
-WARMUP = Condition(text="a warm-up, or a schedule that decays, which has one", holds=lambda at: at.warms_up)
+WARMUP = Condition(text="a warm-up, which a decaying schedule always has", holds=lambda at: at.warms_up)
 DECAY = Condition(text="lr.schedule=linear or cosine", holds=lambda at: at.schedule != "constant")
 COSINE = Condition(text="lr.schedule=cosine", holds=lambda at: at.schedule == "cosine")
 GPU = Condition(text="GPUs", holds=lambda at: at.device == "cuda")
-# torch gathers a stage's weights in one call, and DeepSpeed passes it no size: runtime/utils.py,
-# all_gather_into_tensor_dp_groups. The key is exported all the same, since DeepSpeed's file has it.
+# DeepSpeed gathers a stage's weights in one torch call, and passes it no bucket size: runtime/utils.py,
+# all_gather_into_tensor_dp_groups. The key is still exported, because DeepSpeed's file has it.
 NEVER = Condition(text="a torch without all_gather_into_tensor", holds=lambda at: False)

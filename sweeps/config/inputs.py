@@ -1,4 +1,4 @@
-"""What a configuration names, on disk and of the machine, looked at before anything is launched."""
+"""Check the files and directories that a configuration names, before anything is launched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".py")
 
 
 def require_inputs(config: SweepConfig) -> None:
-    """Raise ConfigError, a line for each path that cannot be used."""
+    """Raise ConfigError with a line for each path that cannot be used."""
     problems = [*_data_problems(config.data), *_studies_problems(Path(config.studies_dir))]
     if problems:
         raise ConfigError(problems)
@@ -23,7 +23,7 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     if data.kind == "text" and data.path:
         yield from _text_problems(Path(data.path))
     if data.tokenizer and not Path(data.tokenizer).is_dir():
-        yield f"data.tokenizer={data.tokenizer}: no such directory; give a local tokenizer's"
+        yield f"data.tokenizer={data.tokenizer}: no such directory; give that of a local tokenizer"
 
 
 def _text_problems(path: Path) -> Iterator[str]:
@@ -41,6 +41,6 @@ def _studies_problems(path: Path) -> Iterator[str]:
         yield f"studies_dir={path}: {existing} is not a directory"
     elif not os.access(existing, os.W_OK):
         yield f"studies_dir={path}: {existing} cannot be written"
-    # Ranks meet in a file there, whose path torch takes out of a URL without decoding it.
+    # Ranks meet through a file in it, and torch takes the file's path from a URL without decoding it.
     if breaking := sorted(set("?#") & set(str(path.absolute()))):
         yield f"studies_dir={path}: torch cannot open files below a path with {' or '.join(breaking)}"

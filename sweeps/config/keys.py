@@ -1,4 +1,4 @@
-"""All keys by their dotted names: what is declared of each, and how one is read and set. Pure."""
+"""All keys by dotted name: the declaration of each, and functions to read and set its value. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sweeps.config.knob import Declaration, DeepSpeedKey, Mark, Scope, Section
 from sweeps.config.schema import SweepConfig
 from train_entry.contract import Scalar
 
-# Groups of conf/ that are no section of the schema: they set keys of several sections.
+# Groups of conf/ that are not sections of the schema: they set keys of several sections.
 GROUPS = {
     "strategy": Section(scope=Scope.TRIAL, marks=Mark.BY_HAND),
     "experiment": Section(scope=Scope.STUDY),
@@ -75,12 +75,12 @@ SECTIONS: dict[str, Section] = GROUPS | {
 
 
 def scope_of(name: str) -> Scope:
-    """How long a key keeps its value; the same for a section, a group of conf/, or anything below `space`."""
+    """Return the scope of a key, of a section, of a group of conf/, or of anything below `space`."""
     return _declared(name).scope
 
 
 def is_marked(name: str, mark: Mark) -> bool:
-    """Whether a key has a mark; the same for a section or a group of conf/."""
+    """True if a key, a section or a group of conf/ has this mark."""
     return mark in _declared(name).marks
 
 
@@ -90,12 +90,12 @@ def _declared(name: str) -> Key | Section:
 
 
 def key_of(override: str) -> str:
-    """The key that an override of the command line sets."""
+    """Return the key that a command-line override sets."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def block_interval(text: str) -> int | None:
-    """k, where every k-th block recomputes its activations: 1 for full, 0 for none; None: not a setting."""
+    """Return k if every k-th block recomputes its activations: 1 for full, 0 for none; None if invalid."""
     named = {"none": 0, "full": 1}
     if text in named:
         return named[text]
@@ -103,7 +103,7 @@ def block_interval(text: str) -> int | None:
 
 
 def goal_names(objective: Any) -> tuple[str, ...]:
-    """The goals of an objective: one name, or a list of names, the most important first."""
+    """Return the goals of an objective, which is one name or a list of names, the most important first."""
     return tuple(map(str, objective)) if isinstance(objective, (list, tuple)) else (str(objective),)
 
 
@@ -115,7 +115,7 @@ def value_at(config: SweepConfig, key: str) -> Any:
 
 
 def with_value(config: SweepConfig, key: str, value: Any) -> SweepConfig:
-    """A copy with one key set; the original is left as it is."""
+    """Return a copy with one key set."""
     section, _, name = key.rpartition(".")
     if not section:
         return dataclasses.replace(config, **{name: value})
@@ -124,14 +124,14 @@ def with_value(config: SweepConfig, key: str, value: Any) -> SweepConfig:
 
 
 def flat_default(key: str) -> Scalar:
-    """The default as a flattened configuration has it: lists as JSON. None for what is no key."""
+    """Return a key's default as in a flattened configuration, lists as JSON; None if there is no such key."""
     default: Any = KEYS[key].default if key in KEYS else None
     text: Scalar = json.dumps(default) if isinstance(default, list) else default
     return text
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Leaves by their dotted keys; lists as JSON."""
+    """Yield every leaf with its dotted key; lists as JSON."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")

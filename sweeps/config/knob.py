@@ -1,4 +1,4 @@
-"""A key of the configuration: everything there is to say of it, said once, where it is declared."""
+"""Declarations of keys: everything about a key of the configuration is stated once, in its declaration."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from sweeps.config.conditions import Condition
 
 
 class Scope(Enum):
-    """How long a key keeps its value."""
+    """The span over which a key keeps its value."""
 
     TRIAL = "trial"  # it may vary from trial to trial
     STUDY = "study"  # fixed within a study: another value makes another study
-    IDENTITY = "identity"  # names the study, and is on record apart from what is asked of it
-    SEARCH = "search"  # how a study searches: the next start may change it, and no single trial needs it
-    START = "start"  # how jobs are run: the next start may change it
+    IDENTITY = "identity"  # identifies the study; recorded apart from what the study asks
+    SEARCH = "search"  # how a study searches: the next start may change it, and single trials do not use it
+    START = "start"  # how jobs run: the next start may change it
 
     @property
     def is_asked(self) -> bool:
-        """Whether its value is part of what a study asks."""
+        """True if the value is part of what a study asks."""
         return self in (Scope.TRIAL, Scope.STUDY)
 
     @property
     def may_change(self) -> bool:
-        """Whether the next start of a study may have another value."""
+        """True if the next start of a study may use another value."""
         return self in (Scope.SEARCH, Scope.START)
 
 
 class Mark(Flag):
-    """What else the product asks of a key."""
+    """Further properties of a key."""
 
     NONE = 0
-    COMPARABLE = auto()  # trials in one table share its value, those of a user's own included
+    COMPARABLE = auto()  # all trials in one table share its value, a user's single trials too
     SECRET = auto()  # it may hold a password, and is never shown or recorded
-    BY_HAND = auto()  # one tries its values by hand: the baselines vary it
-    FIT_ONLY = auto()  # it changes no plan, only whether a plan is said to fit
-    BESIDE_PLANS = auto()  # it changes memory or step time, and is part of no plan
+    BY_HAND = auto()  # people try its values by hand, so the baselines vary it
+    FIT_ONLY = auto()  # it changes no plan, only the verdict whether a plan fits
+    BESIDE_PLANS = auto()  # it changes memory or step time, but is not part of a plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepSpeedKey:
-    """Where DeepSpeed's configuration file has a knob."""
+    """The place of a knob in DeepSpeed's configuration file."""
 
     path: str  # dotted: `zero_optimization.stage`
-    plan: str = ""  # the plan's field, dotted, where it is not called as the key
-    stages: tuple[int, ...] = (0, 1, 2, 3)  # of ZeRO, at which it is written
-    is_optional: bool = False  # written only where it differs from its default
+    plan: str = ""  # the plan's field, dotted, if its name differs from the key
+    stages: tuple[int, ...] = (0, 1, 2, 3)  # the ZeRO stages for which it is written
+    is_optional: bool = False  # written only if it differs from its default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """What `knob` says of a key beside its name, type and default."""
+    """The properties of a key besides its name, type and default."""
 
     help: str
     unit: str = ""
@@ -61,17 +61,17 @@ class Declaration:
     above: float | None = None  # the value is larger than this
     high: float | None = None
     choices: tuple[str, ...] = ()
-    integral: bool = False  # a whole number, of type float since people write it as 5e7
+    integral: bool = False  # a whole number, of type float because people write it as 5e7
     grid: str = ""  # sampled values snap to powers of two (`pow2`) or to two `digits`
-    scope: Scope | None = None  # None: that of its section
-    marks: Mark | None = None
+    scope: Scope | None = None  # None: the section's
+    marks: Mark | None = None  # None: the section's
     active_when: Condition | None = None  # None: always
     deepspeed: DeepSpeedKey | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """What `section` says of all keys below it that say nothing else."""
+    """The defaults that a section sets for its keys."""
 
     scope: Scope = Scope.TRIAL
     marks: Mark = Mark.NONE

@@ -16,7 +16,7 @@ COUNT_TIMEOUT_S = 300
 
 
 def model_shape(model: ModelConfig) -> ModelShape:
-    """The shape a configuration names; for `model=hf` read from its directory. Raises ConfigError."""
+    """Return the configured model's shape; for `model=hf` read from its directory. Raises ConfigError."""
     if model.family == "hf":
         return _local_shape(Path(str(model.path)).resolve())
     if model.hidden % model.heads or model.heads % model.kv_heads:
@@ -41,7 +41,7 @@ def model_shape(model: ModelConfig) -> ModelShape:
 
 
 def llama_parameters(model: ModelConfig) -> int:
-    """q, k, v, o; gate, up, down; two norms a block; embeddings, head and the last norm. No biases."""
+    """Count q, k, v, o; gate, up, down; two norms per block; embeddings, head and last norm. No biases."""
     kv_width = model.hidden // model.heads * model.kv_heads
     attention = 2 * model.hidden * model.hidden + 2 * model.hidden * kv_width
     block = attention + 3 * model.hidden * model.ffn + 2 * model.hidden
@@ -50,7 +50,7 @@ def llama_parameters(model: ModelConfig) -> int:
 
 
 def gpt2_parameters(model: ModelConfig) -> int:
-    """Fused qkv, o; two feed-forward layers; two norms a block; all with biases; learned positions."""
+    """Count fused qkv, o; two feed-forward layers; two norms per block; all biases; learned positions."""
     attention = 4 * model.hidden * model.hidden + 4 * model.hidden
     feed_forward = 2 * model.hidden * model.ffn + model.ffn + model.hidden
     block = attention + feed_forward + 4 * model.hidden
@@ -59,7 +59,7 @@ def gpt2_parameters(model: ModelConfig) -> int:
 
 
 def _local_shape(path: Path) -> ModelShape:
-    """Counted by transformers, in a process of its own: importing it here would pull torch in."""
+    """Let transformers count, in a process of its own: importing transformers here would import torch."""
     if not (path / "config.json").is_file():
         raise ConfigError(
             f"model.path={path}: no config.json there; give the directory of a transformers model"

@@ -1,9 +1,9 @@
-"""Every key a configuration may have. Each is declared once, with its type, limits, meaning and scope.
+"""The schema: every key of a configuration, declared once with its type, limits, meaning and scope.
 
-Hydra merges the YAML files of conf/ into these classes, so that a key that is not here, or a value of
-another type, is refused while composing. They are mutable because OmegaConf requires that of a schema;
-nothing beyond `sweeps.plan` sees them. `sweeps.config.keys` reads what is declared, and docs/knobs.md is
-checked against it.
+Hydra merges the YAML files of conf/ into these classes, and so refuses unknown keys and values of another
+type while composing. The classes are mutable because OmegaConf requires that of a schema; nothing beyond
+`sweeps.plan` sees them. `sweeps.config.keys` reads the declarations, and a test checks docs/knobs.md against
+them.
 
 Whole numbers that people write as `5e7` are floats here, marked `integral`: Hydra parses `5e7` as a float.
 """
@@ -56,27 +56,27 @@ class SweepConfig:
     gate: GateConfig = section(GateConfig, scope=Scope.SEARCH, marks=Mark.FIT_ONLY)
     limits: LimitsConfig = section(LimitsConfig, scope=Scope.SEARCH)
     space: dict[str, Any] = knob(
-        dict, "knob to its range, in the grammar of -m overrides", scope=Scope.IDENTITY
+        dict, "the range of each knob that varies, in the grammar of -m overrides", scope=Scope.IDENTITY
     )
 
     study: str | None = knob(None, "the study's name; null: derived from what is asked", scope=Scope.IDENTITY)
-    studies_dir: str = knob("studies", "where studies live", scope=Scope.IDENTITY)
+    studies_dir: str = knob("studies", "the directory of the studies", scope=Scope.IDENTITY)
     dry_run: bool = knob(
         False,
-        "list the plans of the space, their estimates, or why they are illegal; launch nothing",
+        "list each plan of the space with its estimate, or why it is illegal; launch nothing",
         scope=Scope.SEARCH,
     )
     dry_run_to: str | None = knob(
-        None, "dry_run=true: write the list to this file too, *.csv or *.json", scope=Scope.SEARCH
+        None, "dry_run=true: also write the list to this file, *.csv or *.json", scope=Scope.SEARCH
     )
     objective: Any = knob(
         "auto",
-        "what is sought: a goal, or a list of several; auto: tokens_per_s_per_gpu, while ranks is fixed",
+        "the goal of the search, or a list of goals; auto: tokens_per_s_per_gpu, if ranks is fixed",
         scope=Scope.IDENTITY,
     )
     token_budget: float | None = knob(
         None,
-        "objective=time_to_tokens or cost: tokens to be trained",
+        "objective=time_to_tokens or cost: number of tokens to train",
         unit="tokens",
         low=1,
         integral=True,
@@ -84,14 +84,20 @@ class SweepConfig:
     )
     accept_versions: bool = knob(
         False,
-        "go on with a study begun with another torch, DeepSpeed, transformers or GPU",
+        "resume a study that began with another torch, DeepSpeed, transformers or GPU",
         scope=Scope.SEARCH,
     )
     engine: str = knob(
-        "deepspeed", "who shards and reduces", choices=("ddp", "deepspeed"), marks=Mark.BY_HAND
+        "deepspeed",
+        "library that shards states and reduces gradients",
+        choices=("ddp", "deepspeed"),
+        marks=Mark.BY_HAND,
     )
     ranks: int | None = knob(
-        None, "processes, one a GPU; null: all GPUs of one node, or 2 on CPU", low=1, marks=Mark.COMPARABLE
+        None,
+        "processes, one per GPU; null: all GPUs of one node, or 2 on a CPU",
+        low=1,
+        marks=Mark.COMPARABLE,
     )
     micro_batch: int = knob(
         1, "sequences per rank and forward pass", unit="sequences", low=1, grid="pow2", marks=Mark.BY_HAND
@@ -102,12 +108,12 @@ class SweepConfig:
     seq_len: int = knob(1024, "tokens per sequence", unit="tokens", low=2, marks=Mark.COMPARABLE)
     precision: str = knob(
         "auto",
-        "auto: bf16 on GPUs that have it, else fp16; fp32 on CPU",
+        "auto: bf16 on GPUs that have it, else fp16; fp32 on a CPU",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     grad_accum_dtype: str = knob(
         "auto",
-        "number format in which ZeRO adds gradients up; auto: that of precision",
+        "number format in which ZeRO accumulates gradients; auto: that of precision",
         choices=("auto", "fp32", "bf16", "fp16"),
         active_when=when.ZERO,
     )
@@ -130,10 +136,10 @@ class SweepConfig:
         active_when=when.DEEPSPEED,
     )
     tensor_across_nodes: bool = knob(
-        False, "let a tensor group span nodes: slow but for the fastest links", active_when=when.TENSOR
+        False, "let a tensor group span nodes: slow except on the fastest links", active_when=when.TENSOR
     )
     activation_checkpointing: str = knob(
-        "none", "recompute activations: none, full, or a number k: in every k-th block"
+        "none", "recompute activations in no block, in all (full), or in every k-th (a number k)"
     )
-    gradient_clipping: float = knob(1.0, "largest gradient norm; 0: not clipped", low=0)
-    seed: int = knob(0, "of the weights and of the order of the data", low=0, marks=Mark.COMPARABLE)
+    gradient_clipping: float = knob(1.0, "largest gradient norm; 0: no clipping", low=0)
+    seed: int = knob(0, "seed of the initial weights and of the data's order", low=0, marks=Mark.COMPARABLE)

@@ -1,4 +1,4 @@
-"""The keys of `model`, `data`, `fp16`, `allocator`, `optimizer` and `lr`: what is trained, and how."""
+"""The keys of `model`, `data`, `fp16`, `allocator`, `optimizer` and `lr`. Part of the schema."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    kind: str = knob("stdlib", "where tokens come from", choices=("stdlib", "text", "synthetic"))
+    kind: str = knob("stdlib", "source of the tokens", choices=("stdlib", "text", "synthetic"))
     path: str | None = knob(None, "text: a file or a directory of text files")
-    tokenizer: str | None = knob(None, "a local tokenizer directory; null: one token a byte")
+    tokenizer: str | None = knob(None, "directory of a local tokenizer; null: one token per byte")
     max_bytes: float = knob(64 * 2**20, "read at most this much text", unit="bytes", low=1024, integral=True)
 
 
@@ -39,7 +39,7 @@ class DataConfig:
 class Fp16Config:
     loss_scale: float = knob(
         0.0,
-        "a fixed loss scale; 0: dynamic, by the numbers below",
+        "a fixed loss scale; 0: a dynamic one, set by the keys below",
         low=0,
         active_when=when.FP16,
         deepspeed=_fp16("loss_scale", "static"),
@@ -54,7 +54,7 @@ class Fp16Config:
     )
     loss_scale_window: int = knob(
         1000,
-        "steps without overflow until it doubles",
+        "steps without overflow after which the dynamic scale doubles",
         unit="steps",
         low=1,
         active_when=when.DYNAMIC_SCALE,
@@ -62,14 +62,14 @@ class Fp16Config:
     )
     hysteresis: int = knob(
         2,
-        "overflows until it halves",
+        "overflows after which the dynamic scale halves",
         low=1,
         active_when=when.DEEPSPEED_DYNAMIC_SCALE,
         deepspeed=_fp16("hysteresis", "hysteresis"),
     )
     min_loss_scale: float = knob(
         1.0,
-        "it never falls below",
+        "smallest value of the dynamic scale",
         low=1,
         integral=True,
         active_when=when.DEEPSPEED_DYNAMIC_SCALE,
@@ -79,19 +79,21 @@ class Fp16Config:
 
 @dataclass
 class AllocatorConfig:
-    expandable_segments: bool = knob(False, "torch's CUDA allocator grows its segments", active_when=when.GPU)
+    expandable_segments: bool = knob(
+        False, "let torch's CUDA allocator grow its segments", active_when=when.GPU
+    )
 
 
 @dataclass
 class OptimizerConfig:
     name: str = knob("adamw", "update rule", choices=("adamw", "sgd"))
-    betas: list[float] = knob([0.9, 0.95], "adamw: decay of the two moments", active_when=when.ADAMW)
+    betas: list[float] = knob([0.9, 0.95], "adamw: decay rates of the two moments", active_when=when.ADAMW)
     eps: float = knob(1e-8, "adamw: added to the denominator", above=0, active_when=when.ADAMW)
     weight_decay: float = knob(0.1, "decoupled for adamw, L2 for sgd", low=0)
     momentum: float = knob(0.9, "sgd: momentum", low=0, high=1, active_when=when.SGD)
     implementation: str = knob(
         "torch",
-        "torch (foreach) or one fused kernel",
+        "torch's foreach implementation, or its single fused kernel",
         choices=("torch", "torch_fused"),
         active_when=when.TORCH_OPTIMIZER,
     )
@@ -99,26 +101,26 @@ class OptimizerConfig:
 
 @dataclass
 class LrConfig:
-    rule: str = knob("sqrt", "how the LR follows the global batch", choices=("sqrt", "linear", "none"))
+    rule: str = knob("sqrt", "how the rate scales with the global batch", choices=("sqrt", "linear", "none"))
     base: float = knob(3e-4, "learning rate at base_batch", above=0)
     base_batch: int = knob(32, "the global batch at which base was found", unit="sequences", low=1)
     base_warmup: int = knob(
         0, "warm-up steps at base_batch; 0: none", unit="steps", low=0, active_when=when.SCALED_WARMUP
     )
     warmup: str = knob(
-        "steps", "when the batch grows keep the warm-up's `steps` or `samples`; or a step count"
+        "steps", "when the batch grows, keep the warm-up's `steps` or its `samples`; or a number of steps"
     )
     warmup_from: float = knob(
-        0.0, "the rate at base_batch that the warm-up begins with", low=0, active_when=when.WARMUP
+        0.0, "rate, at base_batch, from which the warm-up begins", low=0, active_when=when.WARMUP
     )
-    schedule: str = knob(
-        "constant", "what the rate does after the warm-up", choices=("constant", "linear", "cosine")
-    )
+    schedule: str = knob("constant", "the rate after the warm-up", choices=("constant", "linear", "cosine"))
     total_steps: int | None = knob(
         None,
-        "linear, cosine: the step at which the decay has ended",
+        "linear, cosine: the step at which the decay ends",
         unit="steps",
         low=1,
         active_when=when.DECAY,
     )
-    end: float = knob(0.0, "cosine: the rate at base_batch that it ends with", low=0, active_when=when.COSINE)
+    end: float = knob(
+        0.0, "cosine: rate, at base_batch, at which the decay ends", low=0, active_when=when.COSINE
+    )

@@ -1,4 +1,4 @@
-"""What the schema's types cannot say: bounds, choices, whole numbers, keys that do not exist."""
+"""Check what types cannot express: bounds, choices, whole numbers, unknown keys, relations of keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 
 def unknown_keys(container: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that are not in the schema: `+key=value` adds them behind Hydra's back."""
+    """Yield the keys that are not in the schema. `+key=value` adds such keys without a check by Hydra."""
     for key in _leaves(container, ""):
         if key not in KEYS and not key.startswith("space."):
             yield key
@@ -33,7 +33,7 @@ def _leaves(container: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def suggest(key: str) -> str:
-    """What a mistyped key may have meant."""
+    """Return a hint for a mistyped key: the keys it may mean, or the command that lists all keys."""
     known = [*KEYS, *GROUPS]
     near = difflib.get_close_matches(key, known, n=3, cutoff=0.9)
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.6)
@@ -41,7 +41,7 @@ def suggest(key: str) -> str:
 
 
 def bad_values(config: SweepConfig) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong with its value and what would do), for every key out of its bounds."""
+    """Yield (key, the problem with its value and what would do) for every key with a bad value."""
     for key in KEYS.values():
         if problem := bad_value(key, value_at(config, key.name)):
             yield key.name, problem
@@ -49,7 +49,7 @@ def bad_values(config: SweepConfig) -> Iterator[tuple[str, str]]:
 
 
 def bad_value(key: Key, value: Any) -> str | None:
-    """Why a key cannot have this value; None where it can."""
+    """Return why a key cannot have this value; None if it can."""
     choices = key.declared.choices
     if value is None:
         return None
@@ -77,7 +77,7 @@ def _bad_number(declared: Declaration, value: float) -> str | None:
 def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
     yield from _goals(config)
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        yield "optimizer.betas", f"{list(config.optimizer.betas)} are not two numbers from 0 to below 1"
+        yield "optimizer.betas", f"{list(config.optimizer.betas)} is not a pair of numbers from 0 to below 1"
     if config.lr.warmup not in ("steps", "samples") and not config.lr.warmup.isdigit():
         yield "lr.warmup", f"{config.lr.warmup!r} is not steps, samples or a whole number of steps"
     if block_interval(config.activation_checkpointing) is None:
@@ -99,27 +99,27 @@ def _relations(config: SweepConfig) -> Iterator[tuple[str, str]]:
         )
     yield from _cluster_relations(config.cluster)
     if config.dry_run_to is not None and not config.dry_run:
-        yield "dry_run_to", f"{config.dry_run_to!r} is for dry_run=true, which lists plans and launches none"
+        yield "dry_run_to", f"{config.dry_run_to!r} has an effect only with dry_run=true"
     if config.dry_run_to is not None and not config.dry_run_to.endswith((".csv", ".json")):
         yield "dry_run_to", f"{config.dry_run_to!r} ends in neither .csv nor .json"
     if not _is_name(config.model.name):
-        yield "model.name", f"{config.model.name!r} is no name; use letters, digits, '.', '_' and '-'"
+        yield "model.name", f"{config.model.name!r} is not a name; use letters, digits, '.', '_' and '-'"
     if config.study is not None and (
         not config.study or config.study[0] in ".-" or not _is_name(config.study)
     ):
-        yield "study", f"{config.study!r} is no name; use letters, digits, '.', '_' and '-'"
+        yield "study", f"{config.study!r} is not a name; use letters, digits, '.', '_' and '-'"
 
 
 def _goals(config: SweepConfig) -> Iterator[tuple[str, str]]:
     names = goal_names(config.objective)
     unknown = [name for name in names if name not in GOALS and names != ("auto",)]
     if unknown or not names:
-        yield "objective", f"{', '.join(unknown) or 'nothing'} is no goal; there are auto, {', '.join(GOALS)}"
+        yield "objective", f"{', '.join(unknown) or 'nothing'} is not a goal; take auto, {', '.join(GOALS)}"
     if len(set(names)) < len(names):
         yield "objective", f"{list(names)} names a goal twice"
     needing = [name for name in ("time_to_tokens", "cost") if name in names]
     if needing and config.token_budget is None:
-        yield "token_budget", f"is not set; objective={needing[0]} needs the tokens to be trained"
+        yield "token_budget", f"is not set; objective={needing[0]} needs the number of tokens to train"
     paid = [
         *(["objective=cost"] if "cost" in names else []),
         *(["limits.cost"] if config.limits.cost else []),
@@ -129,7 +129,7 @@ def _goals(config: SweepConfig) -> Iterator[tuple[str, str]]:
     if len(names) > 1 and config.search.pruner != "none":
         yield "search.pruner", f"{config.search.pruner!r}: Optuna prunes for a single objective only"
     if config.search.pruner != "none" and names[0] != "loss":
-        yield "search.pruner", f"{config.search.pruner!r} goes by the loss; set objective=loss, or none"
+        yield "search.pruner", f"{config.search.pruner!r} prunes by the loss; set objective=loss, or none"
 
 
 def _is_name(text: str) -> bool:
@@ -147,13 +147,13 @@ def _cluster_relations(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
     for key in ("srun_args", "sbatch_args", "ssh_args"):
         odd = [argument for argument in getattr(cluster, key) if not argument.startswith("-")]
         if odd:
-            yield f"cluster.{key}", f"{odd[0]!r} is no argument; write each as --name=value"
+            yield f"cluster.{key}", f"{odd[0]!r} is not an argument; write each as --name=value"
 
     if any(argument.partition("=")[0] == "--requeue" for argument in cluster.sbatch_args):
         yield (
             "cluster.sbatch_args",
-            "'--requeue' would start a job again over what its first run left; leave it out: a preempted "
-            "trial is launched anew",
+            "'--requeue' would start a job again on the files that its first run left; leave it out: a "
+            "preempted trial is launched again anyway",
         )
 
 
@@ -161,4 +161,4 @@ def _bad_ports(text: str) -> str | None:
     low, _, high = text.partition("-")
     if low.isdigit() and (high or low).isdigit() and 1024 <= int(low) <= int(high or low) <= 65535:
         return None
-    return f"{text!r} are no ports; give LOW-HIGH between 1024 and 65535"
+    return f"{text!r} is not a range of ports; give LOW-HIGH between 1024 and 65535"

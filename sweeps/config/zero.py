@@ -1,4 +1,4 @@
-"""The keys of `zero`, `offload`, `aio` and `ddp`: how states are sharded, kept and exchanged."""
+"""The keys of `zero`, `offload`, `aio` and `ddp`: how states are sharded, stored and exchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _aio(name: str, field: str) -> DeepSpeedKey:
 class ZeroConfig:
     stage: int = knob(
         0,
-        "what ZeRO shards: 0 nothing, 1 optimizer, 2 + gradients, 3 + weights",
+        "what ZeRO shards: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights",
         low=0,
         high=3,
         marks=Mark.BY_HAND,
@@ -32,7 +32,7 @@ class ZeroConfig:
     )
     offload_optimizer: str = knob(
         "none",
-        "keep the optimizer's states, and update, off the device",
+        "keep the optimizer's states off the device, and update there",
         choices=("none", "cpu", "nvme"),
         marks=Mark.BY_HAND,
         active_when=when.ZERO,
@@ -46,7 +46,7 @@ class ZeroConfig:
     )
     reduce_bucket_size: float = knob(
         5e8,
-        "gradients reduced at once",
+        "gradients that one collective reduces",
         unit="elements",
         low=1,
         integral=True,
@@ -56,7 +56,7 @@ class ZeroConfig:
     )
     allgather_bucket_size: float = knob(
         5e8,
-        "weights gathered at once; without effect on current torch",
+        "weights that one collective gathers; no effect on current torch",
         unit="elements",
         low=1,
         integral=True,
@@ -65,37 +65,37 @@ class ZeroConfig:
     )
     overlap_comm: bool = knob(
         False,
-        "reduce gradients while the backward pass goes on (one more bucket)",
+        "reduce gradients during the backward pass; needs a second bucket",
         active_when=when.OVERLAP,
         deepspeed=_zero("overlap_comm"),
     )
     contiguous_gradients: bool = knob(
         True,
-        "copy gradients into one buffer as they appear",
+        "copy gradients into one buffer as they are computed",
         active_when=when.CONTIGUOUS,
         deepspeed=_zero("contiguous_gradients"),
     )
     reduce_scatter: bool = knob(
         True,
-        "each rank receives its own share of the gradients only",
+        "each rank receives only its own share of the gradients",
         active_when=when.BUCKETS,
         deepspeed=_zero("reduce_scatter"),
     )
     use_multi_rank_bucket_allreduce: bool = knob(
         True,
-        "stages 1 and 2: one reduction for the shares of all ranks in a bucket",
+        "stages 1 and 2: reduce the shares of all ranks in a bucket by one collective",
         active_when=when.MULTI_RANK,
         deepspeed=_zero("use_multi_rank_bucket_allreduce", stages=(1, 2)),
     )
     round_robin_gradients: bool = knob(
         False,
-        "stages 1 and 2: spread gradients over the ranks in turn, not in stretches",
+        "stages 1 and 2: assign gradients to ranks round-robin, not in contiguous runs",
         active_when=when.BUCKETS_OF_STAGES_1_2,
         deepspeed=_zero("round_robin_gradients", stages=(1, 2)),
     )
     prefetch_bucket_size: float = knob(
         5e7,
-        "stage 3: weights gathered ahead of their use",
+        "stage 3: most weights gathered ahead of their use",
         unit="elements",
         low=0,
         integral=True,
@@ -105,7 +105,7 @@ class ZeroConfig:
     )
     param_persistence_threshold: float = knob(
         1e5,
-        "stage 3: smaller parameters are never sharded",
+        "stage 3: parameters smaller than this are never sharded",
         unit="elements",
         low=0,
         integral=True,
@@ -115,7 +115,7 @@ class ZeroConfig:
     )
     max_live_parameters: float = knob(
         1e9,
-        "stage 3: weights kept gathered at most",
+        "stage 3: most weights that stay gathered",
         unit="elements",
         low=0,
         integral=True,
@@ -135,7 +135,7 @@ class ZeroConfig:
     )
     sub_group_size: float = knob(
         1e9,
-        "stage 3: parameters updated at once",
+        "stage 3: parameters that the optimizer updates at once",
         unit="elements",
         low=1,
         integral=True,
@@ -145,7 +145,7 @@ class ZeroConfig:
     )
     hpz_partition_size: int = knob(
         1,
-        "ZeRO++: ranks that keep a second copy of the weights among themselves; 1: none",
+        "ZeRO++: number of ranks that shard a second copy of the weights among themselves; 1: no copy",
         unit="ranks",
         low=1,
         active_when=when.ZERO3,
@@ -169,23 +169,25 @@ class ZeroConfig:
 class OffloadConfig:
     ratio: float = knob(
         1.0,
-        "stage 3: share of the optimizer's states that lives on the CPU",
+        "stage 3: share of the optimizer's states that the CPU keeps and updates",
         above=0,
         high=1,
         grid="digits",
         active_when=when.RATIO,
     )
-    pin_memory: bool = knob(True, "page-locked host buffers", active_when=when.PINNED)
+    pin_memory: bool = knob(True, "use page-locked host buffers", active_when=when.PINNED)
     max_in_cpu: float = knob(
         1e9,
-        "weights on NVMe: so many of a rank's stay in host memory all the same",
+        "weights on NVMe: how many of a rank's weights still stay in host memory",
         unit="elements",
         low=0,
         integral=True,
         grid="digits",
         active_when=when.NVME_PARAM,
     )
-    buffer_count: int = knob(5, "weights on NVMe: buffers in host memory", low=1, active_when=when.NVME_PARAM)
+    buffer_count: int = knob(
+        5, "weights on NVMe: number of buffers in host memory", low=1, active_when=when.NVME_PARAM
+    )
     buffer_size: float = knob(
         1e8,
         "weights on NVMe: size of a buffer; a rank's share of the largest parameter must fit",
@@ -200,7 +202,7 @@ class OffloadConfig:
 class AioConfig:
     block_size: float = knob(
         1048576,
-        "one read or write",
+        "size of one read or write",
         unit="bytes",
         low=512,
         integral=True,
@@ -210,7 +212,7 @@ class AioConfig:
     )
     queue_depth: int = knob(
         8,
-        "reads and writes under way",
+        "most reads and writes under way at once",
         low=1,
         grid="pow2",
         active_when=when.NVME,
@@ -241,8 +243,8 @@ class AioConfig:
 @dataclass
 class DdpConfig:
     bucket_cap_mb: int = knob(
-        25, "gradients reduced at once", unit="MiB", low=1, grid="pow2", active_when=when.DDP
+        25, "gradients that one collective reduces", unit="MiB", low=1, grid="pow2", active_when=when.DDP
     )
     gradient_as_bucket_view: bool = knob(
-        False, "gradients live in the buckets: no copy, no second buffer", active_when=when.DDP
+        False, "keep gradients in the buckets: no copy, no second buffer", active_when=when.DDP
     )

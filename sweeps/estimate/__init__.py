@@ -1,1 +1,1 @@
-"""What a plan will need, before it runs: bytes by component, seconds by part, and how sure that is. Pure."""
+"""Estimate a plan before it runs: memory by component, step time by part, and their uncertainty. Pure."""

@@ -1,4 +1,4 @@
-"""What to expect of plans, corrected by every trial that has ended. Pure."""
+"""Estimate plans, and correct the estimates by every trial that has ended. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from train_entry.contract import (
     Trial,
 )
 
-MOST_OBSERVATIONS = 100  # the latest: a fit to more takes longer and says the same
+MOST_OBSERVATIONS = 100  # the latest ones: fitting more takes longer and changes little
 
 
 class Estimator:
-    """Estimates for one model on one kind of machine. Learns from trials as they end."""
+    """Estimates for one model on one kind of machine. It learns from trials as they end."""
 
     def __init__(self, model: ModelShape, hardware: Hardware, room: Room, gate: GateConfig) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class Estimator:
         self._memory_seen: deque[MemoryObservation] = deque(maxlen=MOST_OBSERVATIONS)
         self._time_seen: deque[TimeObservation] = deque(maxlen=MOST_OBSERVATIONS)
         self._is_fitted = True
-        self._made: dict[Plan, Estimate] = {}  # since something was learned
+        self._made: dict[Plan, Estimate] = {}  # with the current factors
         self._memory_factors: MemoryFactors = COLD
         self._time_factors: TimeFactors = COLD_TIME
 
@@ -50,11 +50,11 @@ class Estimator:
 
     @property
     def observations(self) -> int:
-        """Trials that estimates have learned from."""
+        """Number of trials that the estimates have learned from."""
         return len(self._memory_seen)
 
     def estimate(self, plan: Plan) -> Estimate:
-        """What the plan needs and does, and whether it fits."""
+        """Return the plan's memory, its step time, and whether it fits."""
         self._fit()
         if plan not in self._made:
             memory = memory_of(plan, self._model, self._hardware, self._memory_factors)
@@ -63,9 +63,9 @@ class Estimator:
         return self._made[plan]
 
     def learn(self, trials: Iterable[Trial]) -> None:
-        """From trials that have ended; those that say nothing of memory or time are passed over."""
+        """Learn from trials that have ended; skip those that tell nothing about memory or time."""
         for trial in trials:
-            if trial.plan is None or trial.state is State.REUSED:  # its twin has said it
+            if trial.plan is None or trial.state is State.REUSED:  # the trial that it reuses has counted
                 continue
             match trial.outcome:
                 case Measurement() as seen:
@@ -74,7 +74,7 @@ class Estimator:
                     self._learn_oom(trial, trial.plan)
 
     def imposed_bytes(self, estimate: Estimate | None) -> int | None:
-        """What torch is held to on each GPU: None where the GPU itself is the limit."""
+        """Return the limit imposed on torch on each GPU, or None if the GPU itself is the limit."""
         return estimate.reservable_bytes if estimate and self._room.is_imposed else None
 
     def _fit(self) -> None:
@@ -99,7 +99,7 @@ class Estimator:
                 card_bytes=fullest.device_in_use_bytes if fullest else None,
             )
         )
-        if not trial.is_shared:  # beside another trial it takes longer
+        if not trial.is_shared:  # a neighbour on the node makes it slower
             self._time_seen.append(
                 TimeObservation(plan=plan, model=self._model, hardware=self._hardware, step_s=seen.step_s)
             )
@@ -143,13 +143,13 @@ class Estimator:
     def _reservable_bytes(self, memory: Memory) -> int | None:
         if self._hardware.is_cpu:
             return None
-        # As before anything was measured: all trials of a study are held to the same.
+        # Without the learned factor, so that all trials of a study are held to the same limit.
         context = memory.context_bytes / self._memory_factors.context if self._room.counts_context else 0.0
         return max(0, self._room.device_bytes - round(context))
 
 
 def hardware_for(machine: Machine) -> Hardware:
-    """What estimates know of the machine."""
+    """Return the figures of the machine from which estimates are computed."""
     return hardware_of(
         machine.device_name,
         machine.device,

@@ -1,4 +1,4 @@
-"""What a plan may use, and whether it will: nothing is launched that is known not to fit. Pure."""
+"""Decide whether a plan fits before it is launched: compare what it needs with what it may use. Pure."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ MEDIAN = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What each rank, and each node, may use."""
+    """The memory and disk that each rank and each node may use."""
 
-    device_bytes: int  # of each GPU; on a CPU the host's memory, which all ranks of a node share
-    counts_context: bool  # device_bytes holds what lies outside of torch's allocator too
-    what: str  # of device_bytes, in the words of the configuration
-    is_host: bool = False  # device_bytes are the host's: a CPU
-    is_imposed: bool = False  # on each rank: it is less than the GPU has
-    headroom_bytes: int = 0  # of device_bytes, to be left free
-    host_bytes: int | None = None  # of a node; None: not known
-    nvme_bytes: int | None = None  # free on its disk
+    device_bytes: int  # of each GPU; on a CPU, the host memory that all ranks of a node share
+    counts_context: bool  # device_bytes includes memory outside of torch's allocator
+    what: str  # where device_bytes comes from, in the words of the configuration
+    is_host: bool = False  # on a CPU: device_bytes are the host's memory
+    is_imposed: bool = False  # on each rank, since device_bytes is less than the GPU has
+    headroom_bytes: int = 0  # the part of device_bytes to leave free
+    host_bytes: int | None = None  # of a node; None: unknown
+    nvme_bytes: int | None = None  # free on the node's disk; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """Whether a plan fits, and the numbers."""
+    """The verdict on whether a plan fits, and the numbers behind it."""
 
     fit: Fit
-    why: str  # empty where it fits
-    needed_bytes: int  # of a device, at the gate's quantile
-    limit_bytes: int  # of it
+    why: str  # empty if it fits
+    needed_bytes: int  # of one device, at the gate's quantile
+    limit_bytes: int  # of one device
 
 
 def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
-    """What the configuration leaves of the machine. A CPU's ranks have the host's memory together."""
-    at_once = -(-(cluster.parallel or machine.nodes) // machine.nodes)  # trials on a node
+    """Return what a trial may use of the machine. The ranks of a CPU share the host's memory."""
+    at_once = -(-(cluster.parallel or machine.nodes) // machine.nodes)  # trials on one node
     host = machine.host_memory_bytes // at_once if machine.host_memory_bytes else None
     nvme = machine.nvme.free_bytes // at_once if machine.nvme else None
     if not machine.gpus:
@@ -71,18 +71,18 @@ def room_of(cluster: ClusterConfig, gate: GateConfig, machine: Machine) -> Room:
 
 
 def require_room(room: Room, hardware: Hardware) -> None:
-    """Raise ConfigError where a limit leaves nothing beside CUDA's own memory."""
+    """Raise ConfigError if an imposed limit is no larger than CUDA's own context."""
     if room.is_imposed and room.counts_context and room.device_bytes <= hardware.context_bytes:
         raise ConfigError(
             f"{room.what}: CUDA's context alone takes {gib(hardware.context_bytes)} GiB; "
-            "give more, or cluster.limit_counts_context=false"
+            "raise the limit, or set cluster.limit_counts_context=false"
         )
 
 
 def judge(memory: Memory, factors: MemoryFactors, room: Room, quantile: float) -> Judgement:
-    """Compare what a plan needs with what there is: devices, host, disk.
+    """Compare what a plan needs with what there is: devices, host memory, disk.
 
-    It is borderline where only the margin for the estimate's own error is too much.
+    A plan is borderline if it fits at the median, and only the safety margin exceeds the limit.
     """
     limit = room.device_bytes - room.headroom_bytes
     if room.is_host and room.host_bytes is not None:
@@ -107,11 +107,14 @@ def _device(memory: Memory, room: Room, needed: int, limit: int) -> str:
 
 
 def _host(memory: Memory, room: Room) -> str | None:
-    """What of a model is kept there. Processes do not count: they share pages, and their sum is no need."""
+    """Return the problem if the states that are kept in host memory exceed it, else None.
+
+    Processes do not count: they share pages, so the sum of their resident memory is more than they need.
+    """
     kept = memory.host_bytes - memory.process_bytes
     if room.is_host or room.host_bytes is None or kept <= room.host_bytes:
         return None
-    return f"keeps {gib(kept)} GiB in the node's {gib(room.host_bytes)} GiB of host memory"
+    return f"needs {gib(kept)} GiB of the node's {gib(room.host_bytes)} GiB of host memory"
 
 
 def _nvme(memory: Memory, room: Room) -> str | None:

@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unknown:
-    """A number to be fitted: its default, the standard deviation of the belief in it, and its bounds."""
+    """A number to fit: its default, the standard deviation of the prior around it, and its bounds."""
 
     default: float
     deviation: float
@@ -31,8 +31,8 @@ def robust_fit(
     """Return the values that minimize Huber's loss of the errors plus the squared distance from the defaults.
 
     `errors` maps values of the unknowns to as many errors as there are thresholds, each in standard
-    deviations. An error beyond its threshold counts linearly (Huber 1964), so that an odd observation moves
-    little. The search starts at `first`, or at the defaults.
+    deviations. An error beyond its threshold counts linearly (Huber 1964), so that an outlier moves the
+    result little. The search starts at `first`, or at the defaults.
     """
     defaults, deviations, lowest, highest = (
         np.array([getattr(unknown, name) for unknown in unknowns])
@@ -47,15 +47,15 @@ def robust_fit(
 
     bounds = ((lowest - defaults) / deviations, (highest - defaults) / deviations)
     start = np.zeros(len(unknowns)) if first is None else (np.array(first) - defaults) / deviations
-    never = np.full(len(unknowns), np.inf)  # the distance from a default always counts in full
+    never = np.full(len(unknowns), np.inf)  # the squared distance from a default counts in full
     loss = _huber(np.concatenate([np.asarray(thresholds, dtype=float), never]))
-    # Of SciPy's methods, this one can start on a bound.
+    # dogbox is the method of SciPy that can start on a bound.
     found = least_squares(residuals, np.clip(start, *bounds), bounds=bounds, loss=loss, method="dogbox")
     return tuple(values(found.x))
 
 
 def _huber(thresholds: Array) -> Callable[[Array], Array]:
-    """Return Huber's loss of squared errors and its two derivatives, which SciPy wants in rows."""
+    """Return Huber's loss of squared errors and its two derivatives, as the rows that SciPy expects."""
 
     def loss(squares: Array) -> Array:
         is_large = squares > thresholds**2

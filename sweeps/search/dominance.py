@@ -47,7 +47,8 @@ class Dominance:
             if trial.plan is None or class_of(trial.plan) is not class_of(plan):
                 continue
             if need(estimate) >= need(self.estimate(trial.plan)) and not self._is_refuted(plan, need):
-                return f"needs no less {what} than trial {trial.number:04d}, which failed: {kind.explanation}"
+                failed = f"trial {trial.number:04d}, which failed: {kind.explanation}"
+                return f"needs at least as much {what} as {failed}"
         return None
 
     def _is_refuted(self, plan: Plan, need: Need) -> bool:

@@ -1,1 +1,1 @@
-"""Everything a person sees while a study runs or is planned: the live table, the log, the dry run."""
+"""Show studies that run or are planned: the live table, the log, the dry run."""

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a live table on a terminal, one line per event elsewhere."""
+"""Show a study while it runs: a live table on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from train_entry.contract import (
 from train_entry.contract.study.goal_text import goal_text
 
 SHOWN_TRIALS = 15
-SHOWN_REFUSED = 2  # at once, with a line each, in a log
+SHOWN_REFUSED = 2  # most refused plans of one update that get a line each in a log
 WAITING = "waits to begin"
-LONG_WAIT_S = 10.0  # worth a line in a log
+LONG_WAIT_S = 10.0  # the end of a wait this long is worth a line in a log
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
-_NONE_YET = Goal(name="tokens_per_s_per_gpu")  # before a display is started
-_SHOWN_ANYWAY = ("tokens_per_s_per_gpu", "peak_bytes", "loss")  # goals that each line of a trial tells
+_NONE_YET = Goal(name="tokens_per_s_per_gpu")  # until a display is started
+_SHOWN_ANYWAY = ("tokens_per_s_per_gpu", "peak_bytes", "loss")  # goals that every trial's line shows
 
 
 class Reached(NamedTuple):
-    """How far a running trial has come, by its heartbeat."""
+    """The progress of a running trial, from its heartbeat."""
 
     phase: Phase
     step: int
@@ -51,7 +51,7 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyProgress:
-    """Where the study stands. Limits are totals over all its runs; None: no such limit."""
+    """The progress of a study. Limits are totals over all its starts; None: no such limit."""
 
     launched: int  # trials, running ones included
     elapsed_s: float
@@ -59,11 +59,11 @@ class StudyProgress:
     limit_s: float | None = None
     parallel: int = 1  # trials at once
     running: Mapping[int, Reached] = field(default_factory=dict)  # trial number to its heartbeat
-    waiting: frozenset[int] = frozenset()  # trials that were submitted and have not begun: a queue is long
+    waiting: frozenset[int] = frozenset()  # trials that were submitted but have not begun, as in a queue
 
 
 class Display(Protocol):
-    """Told by the loop, reads nothing. Every method may be called at any time."""
+    """A view of a study that the loop keeps up to date. Every method may be called at any time."""
 
     def start(self, study: StudyRecord) -> None: ...
     def update(self, trials: Sequence[Trial], progress: StudyProgress) -> None: ...
@@ -72,14 +72,14 @@ class Display(Protocol):
 
 
 def make_display(stream: TextIO) -> Display:
-    """The live table where the stream can show one."""
+    """Return a live table if the stream is a terminal that can show one, else a plain log."""
     if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         return LiveDisplay(Console(file=stream, highlight=False))
     return PlainDisplay(stream)
 
 
 class LiveDisplay:
-    """A table that is redrawn in place, and gone at the end: the ranked table follows it."""
+    """A table that is redrawn in place, and removed at the end: the ranked table follows it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -101,7 +101,7 @@ class LiveDisplay:
         self._live.stop()
 
     def frame(self, trials: Sequence[Trial], progress: StudyProgress) -> Group:
-        """The table, cut to what the terminal has room for, and a status line."""
+        """Return the table, cut to the height of the terminal, and a status line."""
         ranking = Ranking(trials, self._goal)
         best = ranking.best
         room = max(1, min(SHOWN_TRIALS, self._console.height - _LINES_BESIDE_TRIALS))
@@ -110,7 +110,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """One line per change of a trial's state; no control characters, so that a log stays readable."""
+    """A log with one line per change of a trial's state, and no control characters."""
 
     def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.time) -> None:
         self._stream = stream
@@ -119,7 +119,7 @@ class PlainDisplay:
         self._elapsed_s = 0.0
         self._goal = _NONE_YET
         self._states: dict[int, State] = {}
-        self._waiting: dict[int, float] = {}  # since when
+        self._waiting: dict[int, float] = {}  # trial number to the time at which its wait began
 
     def start(self, study: StudyRecord) -> None:
         self._goal = study.goal
@@ -145,7 +145,7 @@ class PlainDisplay:
         self._tell_begun(trials, progress.waiting)
 
     def _tell_begun(self, trials: Sequence[Trial], waiting: frozenset[int]) -> None:
-        """Queues are long: when a trial's wait is over, unless that was soon."""
+        """Tell when a trial's wait in a queue is over, if the wait was long."""
         now_s = self._now_s()
         for trial in trials:
             since_s = self._waiting.get(trial.number, now_s)
@@ -164,7 +164,7 @@ class PlainDisplay:
 
 
 def eta_s(trials: Sequence[Trial], progress: StudyProgress) -> float | None:
-    """Seconds until a limit ends the study, judged by the trials that were launched and have ended."""
+    """Estimate the seconds until a limit ends the study, from the launched trials that have ended."""
     left_s = None if progress.limit_s is None else max(0.0, progress.limit_s - progress.elapsed_s)
     durations_s = [
         trial.closed_at - trial.created_at
@@ -179,7 +179,7 @@ def eta_s(trials: Sequence[Trial], progress: StudyProgress) -> float | None:
 
 
 def _is_refused(trial: Trial) -> bool:
-    """Not launched, since by its estimate it cannot fit."""
+    """True if the trial was not launched because its estimate says that it cannot fit."""
     is_estimated = isinstance(trial.outcome, Failure) and trial.outcome.kind is FailureKind.INFEASIBLE
     return is_estimated and trial.state is State.INFEASIBLE
 
@@ -189,7 +189,7 @@ def _done(trials: Sequence[Trial], progress: StudyProgress) -> int:
 
 
 def _worth_showing(trials: Sequence[Trial], best: Trial | None, room: int) -> list[Trial]:
-    """The best, what runs, and the latest of the others, in the order of their numbers."""
+    """Return the best trial, the running ones and the latest others, ordered by number."""
 
     def interest(trial: Trial) -> tuple[bool, bool, bool, int]:
         return trial is not best, trial.state is not State.RUNNING, _is_refused(trial), -trial.number
@@ -229,7 +229,7 @@ def _is_under_way(trial: Trial) -> bool:
 
 
 def _is_repeated(trial: Trial) -> bool:
-    """Launched again, now: a repeat or a check."""
+    """True if a repeat or a check of the trial runs now."""
     return trial.state is not State.RUNNING and trial.running is not None
 
 
@@ -242,7 +242,7 @@ def _state(trial: Trial) -> str:
 
 
 def _figures(trial: Trial) -> tuple[str, str, str]:
-    """Throughput, memory and loss; blank where there is no measurement, ~ where there is an estimate."""
+    """Return throughput, memory and loss: blank without a measurement, with ~ if estimated."""
     seen = trial.outcome
     if trial.estimate and _is_refused(trial):
         return "", f"~{gib(trial.estimate.peak_bytes)} GiB", ""
@@ -278,7 +278,7 @@ def _best_so_far(ranking: Ranking) -> str:
 
 
 def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
-    """What has become of a trial, in one line."""
+    """Return the state of a trial and its result, in one line."""
     state, outcome = _state(trial), trial.outcome
     if _is_refused(trial):
         return f"not launched, cannot fit: {_why(trial)} (estimated)"
@@ -296,14 +296,14 @@ def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
 
 
 def _refusals(trials: Sequence[Trial]) -> str:
-    """Many plans that were not launched, in one line."""
+    """Sum up many plans that were not launched, in one line."""
     first = trials[0]
     such_as = f"such as trial {first.number:04d} {_knobs(first)}: {_why(first)}"
     return f"not launched: {len(trials)} plans that cannot fit, estimated; {such_as}"
 
 
 def _why(trial: Trial) -> str:
-    """There is too little of what, with the numbers."""
+    """Return which memory is too small, with numbers."""
     message = trial.outcome.message if isinstance(trial.outcome, Failure) else ""
     return trial.estimate.why if trial.estimate else message
 
@@ -313,7 +313,7 @@ def _changes(advice: Advice) -> str:
 
 
 def _knobs(trial: Trial, brief: bool = False) -> str:
-    """`zero2 micro_batch=4`: the strategy, then the other knobs that vary; brief: by their last word."""
+    """Return the strategy and the other knobs that vary: `zero2 micro_batch=4`; brief: without sections."""
     strategy = trial.plan.strategy if trial.plan else trial.values.get("strategy", "")
     others = (
         f"{knob.rpartition('.')[2] if brief else knob}={short(value)}"
@@ -324,7 +324,7 @@ def _knobs(trial: Trial, brief: bool = False) -> str:
 
 
 def _from(trial: Trial) -> str:
-    """Of a trial that one would have tried by hand; empty of all others."""
+    """Return a mark for baselines and remedies; empty for other trials."""
     if trial.is_single_gpu:
         return " (single-GPU baseline)"
     if trial.origin is Origin.REMEDY and trial.parent is not None:

@@ -1,4 +1,4 @@
-"""The plans of a space, legal or not and why, and what is expected of each. Launches and writes nothing."""
+"""List the plans of a space: legal ones with estimates, broken rules for the others. Launches nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sweeps.plan.warnings import Caution, cautions
 from sweeps.space.dimensions import IsActive, Point, SearchSpace
 from train_entry.contract import Estimate, Fit, Goal, Plan, Reason, Scalar
 
-MAX_LISTED = 3000  # points; a larger space is sampled
+MAX_LISTED = 3000  # points of a listing; a larger space is sampled
 PLACES = {Fit.FITS: 0, Fit.BORDERLINE: 1, Fit.TOO_LARGE: 2}
 
 EstimatePlan = Callable[[Plan], Estimate]
@@ -20,19 +20,19 @@ EstimatePlan = Callable[[Plan], Estimate]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegalPoint:
-    """A point that would run, and what is expected of it."""
+    """A point that makes a legal plan, with its estimate."""
 
     number: int  # within the listing: 1 is the best
     point: Point
     plan: Plan
     estimate: Estimate
     overrides: tuple[str, ...]  # `python sweep.py <overrides>` runs it alone
-    same_as: int | None  # one before it that would run the very same job
+    same_as: int | None  # number of an earlier point that would run the same job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenRule:
-    """A rule, and how many points break it."""
+    """A rule, and the number of points that break it."""
 
     count: int
     example: Reason
@@ -40,7 +40,7 @@ class BrokenRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wasteful:
-    """A caution, and how many legal points give reason for it."""
+    """A caution, and the number of legal points to which it applies."""
 
     count: int
     example: Caution
@@ -48,25 +48,25 @@ class Wasteful:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """The points of a space that were looked at: all of a small one, a sample of a large one."""
+    """The points of a space that were planned: all of a small space, a sample of a large one."""
 
     knobs: tuple[str, ...]  # that vary
     legal: tuple[LegalPoint, ...]  # the best first
-    broken: tuple[BrokenRule, ...]  # the most frequent first; a point may break several
+    broken: tuple[BrokenRule, ...]  # the most frequent first; a point may break several rules
     wasteful: tuple[Wasteful, ...]  # the most frequent first
     looked_at: int
-    points: int | None  # of the space; None: infinitely many
+    points: int | None  # in the whole space; None: infinitely many
     seed: int  # of the sample
-    goal: Goal  # by which plans that fit are ordered
+    goal: Goal  # orders the plans that fit
     basis: str = ""  # one line: how the estimates were made
 
     @property
     def distinct(self) -> int:
-        """How many different jobs the legal points are."""
+        """The number of different jobs that the legal points would run."""
         return sum(found.same_as is None for found in self.legal)
 
     def count(self, fit: Fit) -> int:
-        """How many legal points have this verdict."""
+        """Count the legal points with this verdict."""
         return sum(found.estimate.fit is fit for found in self.legal)
 
 
@@ -81,8 +81,8 @@ def list_plans(
 ) -> Listing:
     """Plan every point of a finite space up to MAX_LISTED; else corners and random points, by the seed.
 
-    Plans that fit come first, by what is estimated of the goal; then the borderline ones, likewise; then
-    those that are too large, the least of them first.
+    Plans that fit come first, ordered by the goal's estimate; then the borderline ones, ordered likewise;
+    then those that are too large, the smallest excess first.
     """
     points = _chosen(space, random.Random(seed), is_active)
     planned = [(point, plan(point)) for point in points]
@@ -135,10 +135,10 @@ def _legal(
 
 
 def _merit(estimate: Estimate, goal: Goal) -> tuple[int, float]:
-    """The smaller, the better."""
+    """Return a sort key; a better estimate has a smaller one."""
     if estimate.fit is Fit.TOO_LARGE:
         return PLACES[estimate.fit], estimate.excess
-    value = goal.value(estimate)  # estimates know no loss: then by speed
+    value = goal.value(estimate)  # an estimate has no loss: then order by speed
     return PLACES[estimate.fit], -estimate.tokens_per_s_per_gpu if value is None else -goal.score(value)
 
 

@@ -1,4 +1,4 @@
-"""A dry run as programs read it: CSV or JSON, one row a legal plan, in bytes and seconds."""
+"""Write a dry run for other programs: CSV or JSON, one row per legal plan, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = (".csv", ".json")
 
 
 def require_target(path: Path) -> None:
-    """Raise ConfigError where the list could not be written there. Before it is computed."""
+    """Raise ConfigError if the list cannot be written to this path. Called before it is computed."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"dry_run_to={path}: give a file that ends in {' or '.join(SUFFIXES)}")
     folder = path.absolute().parent
@@ -33,7 +33,7 @@ def require_target(path: Path) -> None:
 
 
 def write_listing(listing: Listing, path: Path) -> None:
-    """All of it, by the suffix. Replaces what is there."""
+    """Write the whole listing in the format of the suffix. Replaces an existing file."""
     require_target(path)
     write_atomic(path, _csv(listing) if path.suffix == ".csv" else _json(listing))
 
@@ -125,7 +125,7 @@ def _figures(found: LegalPoint) -> dict[str, Scalar]:
 
 
 def _union(mappings: Iterable[Mapping[str, float]]) -> list[str]:
-    """Names in the order in which they first appear."""
+    """Return all names, in the order in which they first appear."""
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
@@ -138,5 +138,5 @@ def _word(name: str) -> str:
 
 
 def _raw(value: Scalar) -> Scalar:
-    """As JSON has it, blank for what is not there."""
+    """Return the value as a CSV cell: true and false as in JSON; None becomes blank."""
     return str(value).lower() if isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""A dry run as people read it: a line a legal plan, the best first; then what is wrong with the others."""
+"""Print a dry run: a line per legal plan, the best first; then the rules that the others break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train_entry.contract.study.goal_text import goal_number, goal_words
 from train_entry.contract.study.goals import MAXIMIZED
 
 GAP = "  "  # between two columns
-# Heads of narrow columns, a line break at each newline.
+# Heads of narrow columns, broken into lines.
 SPLIT = {"optimizer": "opti-\nmizer", "gradients": "gradi-\nents", "activations": "activa-\ntions"}
 
 
@@ -22,18 +22,18 @@ SPLIT = {"optimizer": "opti-\nmizer", "gradients": "gradi-\nents", "activations"
 class _Column:
     head: str  # lines
     text: Callable[[LegalPoint], str]
-    is_text: bool = False  # to the left
+    is_text: bool = False  # aligned to the left
 
 
 def show_listing(listing: Listing, stream: TextIO) -> None:
-    """Print it: legal plans, a line each; which waste ranks; broken rules; totals. No line is cut off."""
+    """Print legal plans, a line each; cautions; broken rules; totals. No line is cut off."""
     notes = (*map(_caution_text, listing.wasteful), *map(_rule_text, listing.broken))
     for line in (*_table(listing), *notes, *_how(listing), *totals(listing)):
         print(line, file=stream)
 
 
 def totals(listing: Listing) -> list[str]:
-    """How many points there are, were looked at, are legal, and fit."""
+    """Return lines that count points: planned, legal, rejected, and for a sample those not planned."""
     rejected = listing.looked_at - len(listing.legal)
     repeats = len(listing.legal) - listing.distinct
     same = f" ({repeats:,} the same job as another)" if repeats else ""
@@ -48,9 +48,9 @@ def totals(listing: Listing) -> list[str]:
 
 
 def aligned(rows: Iterable[Sequence[str]], lefts: Sequence[bool]) -> Iterator[str]:
-    """Lines of columns as wide as their widest cell, some to the left.
+    """Yield lines whose columns are as wide as their widest cell; `lefts` says which align to the left.
 
-    Rich takes milliseconds a row, and there may be thousands.
+    Rich takes milliseconds per row, and there may be thousands of rows.
     """
     cells = list(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -63,7 +63,7 @@ def aligned(rows: Iterable[Sequence[str]], lefts: Sequence[bool]) -> Iterator[st
 
 
 def headed(heads: Sequence[str], rows: Iterable[Sequence[str]], lefts: Sequence[bool]) -> list[str]:
-    """A table: heads of several lines, ending at the same height, a rule, the rows."""
+    """Return the lines of a table: heads of several lines, aligned at the bottom; a rule; the rows."""
     split = [head.split("\n") for head in heads]
     height = max(map(len, split))
     head_rows = list(zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True))
@@ -101,7 +101,7 @@ def _table(listing: Listing) -> Iterator[str]:
 
 
 def _columns(listing: Listing) -> list[_Column]:
-    """A strategy that varies has no column of its knob: the plan's own says more."""
+    """Return all columns. The knob `strategy` has none, since the plan's own strategy says more."""
     knobs = [knob for knob in listing.knobs if knob != "strategy"]
     return [
         _Column(head="#", text=lambda found: str(found.number)),
@@ -119,7 +119,7 @@ def _columns(listing: Listing) -> list[_Column]:
 
 
 def _goal_columns(listing: Listing) -> Iterator[_Column]:
-    """What orders the plans; the speed in any case."""
+    """Yield the column of the goal that orders the plans, and in any case that of the speed."""
     goal = listing.goal
     if goal.name in ("time_to_tokens", "cost"):
         words = (
@@ -144,7 +144,7 @@ def _knob_column(knob: str) -> _Column:
 
 
 def _needed_columns(listing: Listing) -> list[_Column]:
-    """With the limit in the head; in a column of its own where plans differ in it, as on a CPU."""
+    """Return the memory needed, with the limit in the head or, if limits differ, as on a CPU, in a column."""
     limits = {_limit(found) for found in listing.legal}
     limit = limits.pop()
     head = f"needed\nof {limit}\nGiB" if limit and not limits else "needed\nGiB"
@@ -158,7 +158,7 @@ def _limit(found: LegalPoint) -> str:
 
 
 def _group_columns(listing: Listing) -> list[_Column]:
-    """What the peak is made of; nothing where no plan has any of it."""
+    """Return the columns of the peak's groups; a group that no plan has is left out."""
     found = set().union(*(by_group(one.estimate.components) for one in listing.legal))
     return [_group_column(group) for group in (*GROUPS, OTHER) if group in found]
 
@@ -176,7 +176,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _remarks(found: LegalPoint) -> str:
-    """Why it does not fit, and what else there is to say."""
+    """Return why the plan does not fit, and other remarks on it."""
     marks = [shortfall(found.estimate)] if found.estimate.why else []
     marks += ["wasteful"] if cautions(found.plan) else []
     marks += [f"same as #{found.same_as}"] if found.same_as else []

@@ -1,4 +1,4 @@
-"""What an estimate says, in words and figures: for a dry run, `ledger` and `why`. Pure."""
+"""Express estimates in words and numbers, for dry runs and the commands memory, advise and why. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sweeps.estimate.hardware import Hardware
 from train_entry.contract import Estimate, Fit, gib
 
 FIT_WORDS = {Fit.FITS: "fits", Fit.BORDERLINE: "borderline", Fit.TOO_LARGE: "too large"}
-# The components of an estimate by what they are parts of; what stands nowhere here is `other`.
+# The components of an estimate by group; a component in no group belongs to `other`.
 GROUPS = {
     "weights": ("weights", "second weights", "gathered weights", "cast weights"),
     "optimizer": ("master weights", "moments", "optimizer temporaries"),
@@ -31,7 +31,7 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def by_group(components: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by group, those of none as `other`; a group of nothing is absent."""
+    """Return bytes by group, components of no group as `other`; groups of 0 bytes are absent."""
     found = dict.fromkeys([*GROUPS, OTHER], 0)
     for name, count in components.items():
         found[_GROUP_OF.get(name, OTHER)] += count
@@ -39,22 +39,22 @@ def by_group(components: Mapping[str, int]) -> dict[str, int]:
 
 
 def biggest(components: Mapping[str, int]) -> str:
-    """`activations 12.10, optimizer 5.01`: components in GiB, the largest first; none that would be 0.00."""
+    """Return components in GiB, the largest first, without 0.00: `activations 12.10, optimizer 5.01`."""
     ordered = sorted(components.items(), key=lambda part: -part[1])
     shown = [part for part in ordered if gib(part[1]) != "0.00"] or ordered[:1]
     return ", ".join(f"{name} {gib(count)}" for name, count in shown)
 
 
 def limit_bytes(estimate: Estimate) -> int | None:
-    """What a rank may use; None where nobody knows."""
+    """Return the bytes that a rank may use; None if unknown."""
     return estimate.limit_bytes if estimate.limit_bytes < sys.maxsize else None
 
 
 def shortfall(estimate: Estimate) -> str:
-    """What there is too little of, as briefly as it goes; empty where all fits."""
+    """Return in brief which memory is too small; empty if everything fits."""
     parts = estimate.why.split("; ") if estimate.why else []
     over_bytes = estimate.needed_bytes - estimate.limit_bytes
-    if over_bytes > 0 and parts:  # the gate says that of the device first
+    if over_bytes > 0 and parts:  # the gate names the device's memory first
         parts[0] = f"{gib(over_bytes)} GiB too much ({estimate.phase})"
     return "; ".join(parts)
 
@@ -64,7 +64,7 @@ def speed(tokens_per_s: float) -> str:
 
 
 def basis(hardware: Hardware, room: Room, gate: GateConfig, observations: int) -> str:
-    """One line: what the estimates were made of, and what they are compared with."""
+    """Return one line: how the estimates were made, and the limit they are compared with."""
     return "; ".join((_learned(observations), _card(hardware), _limit(room), _margin(gate)))
 
 

@@ -1,4 +1,4 @@
-"""Tells a person and the tracker what the loop did, after it is on record."""
+"""Tell the display and the tracker what the loop did, after it is on record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StudyObserver:
         self._display = display
         self._tracker = tracker
         self._parallel = parallel
-        self._points = points  # of the space; None: infinitely many
+        self._points = points  # in the space; None: infinitely many
 
     def changed(self, trial: Trial) -> None:
         if trial.closed_at is not None:
@@ -63,7 +63,7 @@ class StudyObserver:
         self._display.update(trials, progress)
 
     def _launches_to_come(self) -> int | None:
-        """The most trials that will have been launched in the end: a small space ends before its limit."""
+        """Return the most trials that the study will launch: a small space ends before the limit."""
         known = sum(trial.origin is not Origin.USER for trial in self._ledger.trials)
         left = None if self._points is None else launched(self._ledger.trials) + max(0, self._points - known)
         return min((total for total in (left, self._limits.trials) if total is not None), default=None)

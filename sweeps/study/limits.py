@@ -29,15 +29,15 @@ NOISE = 0.005  # relative error of a measurement that does not state one
 class StopReason(StrEnum):
     """The reason why no further trial is launched. The text is shown to the user."""
 
-    EXHAUSTED = "every point of the space is known"
+    EXHAUSTED = "every configuration of the space has a result"
     TRIALS = "limits.trials is reached"
     HOURS = "limits.hours is reached"
     GPU_HOURS = "limits.gpu_hours is reached"
     COST = "limits.cost is reached"
-    FAILURES = "limits.failures is reached: trials fail alike, one after another"
-    PATIENCE = "limits.patience is reached: no trial has improved on the best for so long"
-    NO_BETTER = "nothing left is expected to be better by limits.improvement"
-    UNPRODUCTIVE = "hundreds of proposals in a row gave nothing to launch"
+    FAILURES = "limits.failures is reached: so many trials in a row failed alike"
+    PATIENCE = "limits.patience is reached: so many trials in a row brought no improvement"
+    NO_BETTER = "no remaining configuration is expected to be better by limits.improvement"
+    UNPRODUCTIVE = "hundreds of proposals in a row led to no launch"
     INTERRUPTED = "interrupted"
 
     @property

@@ -1,1 +1,1 @@
-"""MLflow: the comparison table in a browser."""
+"""Record a study in MLflow, which shows the comparison table in a browser."""

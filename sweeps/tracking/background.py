@@ -1,4 +1,4 @@
-"""The observer of a study, and the thread that keeps a slow or broken one away from it."""
+"""The interface of a tracker, and the thread that keeps a slow or broken tracker from holding up a study."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """An observer of a study."""
+    """An observer that records the trials of a study."""
 
     def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
-        """Show a trial that has ended; `attempt` is its latest. Again: show it as it is now."""
+        """Record a trial that has ended; `attempt` is its latest. A second call records its present state."""
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Finish what is under way, within this time."""
+        """Finish what is under way, in at most this time."""
 
 
 class NoTracker:
-    """tracking=none"""
+    """The tracker for tracking=none: it records nothing."""
 
     def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
         pass
@@ -34,7 +34,10 @@ class NoTracker:
 
 
 class BackgroundTracker:
-    """Keeps a slow or broken tracker away from the study: its own thread, few warnings, a bounded end."""
+    """A tracker that calls another one in its own thread, so that it cannot hold up the study.
+
+    It warns about failures at most twice, and ends within a bounded time.
+    """
 
     def __init__(self, tracker: Tracker, study_dir: Path) -> None:
         self._tracker = tracker
@@ -49,7 +52,7 @@ class BackgroundTracker:
         self._queue.put((trial, attempt, drift))
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Wait for what is queued; what is not written by then is given up, with a warning."""
+        """Wait until the queued trials are recorded; after the timeout give up, with a warning."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -67,13 +70,13 @@ class BackgroundTracker:
                     self._tracker.close()
                 else:
                     self._tracker.record(*item)
-            except Exception as error:  # an observer must not end what it observes, whatever happens to it
+            except Exception as error:  # no failure of an observer may end the study
                 self._miss(str(error) or repr(error))
 
     def _miss(self, reason: str) -> None:
         self.missed += 1
         if self.missed == 1:
-            log.warning("MLflow: %s. The study goes on; `%s` fills it in later", reason, self._replay_line)
+            log.warning("MLflow: %s. The study goes on; `%s` records it later", reason, self._replay_line)
 
     @property
     def _replay_line(self) -> str:

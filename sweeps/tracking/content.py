@@ -1,9 +1,9 @@
-"""What MLflow shows of a study, and where: plain values, computed without importing MLflow.
+"""Compute what MLflow shows of a study, as plain values, without importing MLflow.
 
-`run_content` is all that the run of one trial holds, `shared_view` which columns of the runs table come
-first, `default_uri`, `ui_command` and `runs_url` where to look. Numbers carry their unit in their name;
-series carry `by_step/` before it, since MLflow would show a series' last step in place of a summary of
-the same name.
+`run_content` returns everything in the run of one trial, `shared_view` the columns that come first in the
+runs table, and `runs_url` the address of that table. The names of numbers contain their units. The names of
+series begin with `by_step/`, since MLflow would show a series' last step in place of a summary of the same
+name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from train_entry.contract import (
 )
 
 LOG_TAIL_LINES = 200
-LOG_TAIL_BYTES = 2**18  # read from the end of a log; 200 lines of 1,300 characters
+LOG_TAIL_BYTES = 2**18  # read from the end of a log: 200 lines of 1,300 characters
 STATUS = {
     State.MEASURED: "FINISHED",
     State.REUSED: "FINISHED",
@@ -52,7 +52,7 @@ STATUS = {
 THROUGHPUTS = ("tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")
 VIEW_KEY = "shardsweep"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
-# The view's format was read from the page's own script; it is no documented interface of MLflow.
+# The view's format comes from the page's own script; MLflow does not document it.
 VIEW_VERSIONS = ("3.17.",)
 
 
@@ -66,7 +66,7 @@ class SeriesPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContent:
-    """All that MLflow holds of one trial."""
+    """Everything that MLflow holds of one trial."""
 
     name: str
     status: str
@@ -80,7 +80,7 @@ class RunContent:
 
     @property
     def digest(self) -> str:
-        """Equal for equal content: tells a run that is complete and current from one to be replaced."""
+        """A hash of the content. It tells a complete, current run from one that must be replaced."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -92,7 +92,10 @@ def run_content(
     winner: Winner | None = None,
     drift: float = 1.0,
 ) -> RunContent:
-    """The content of a trial's run. `attempt` has its files; `drift` is the machine's speed meanwhile."""
+    """Return the content of a trial's run.
+
+    `attempt` has the trial's files; `drift` is the machine's speed during the trial over its initial speed.
+    """
     strategy = trial.plan.strategy if trial.plan else trial.state.value
     return RunContent(
         name=f"{trial.number:04d} {strategy}",
@@ -138,7 +141,7 @@ def _metrics(trial: Trial) -> dict[str, float]:
 
 
 def _estimated(trial: Trial) -> dict[str, float]:
-    """What was expected before the launch: of a plan that was not launched, all that is known."""
+    """Return the estimate made before the launch: all that is known of a plan that was not launched."""
     if trial.estimate is None:
         return {}
     names = ("peak_bytes", "step_s", "tokens_per_s")
@@ -146,7 +149,7 @@ def _estimated(trial: Trial) -> dict[str, float]:
 
 
 def _sharing(plan: Plan, seen: Measurement) -> Iterator[tuple[str, float]]:
-    """What dividing the model costs, where it is divided."""
+    """Yield the costs of dividing the model: a pipeline's bubble, the volume of tensor parallelism."""
     if plan.pipeline > 1:
         yield "bubble_expected", plan.bubble
     if seen.bubble is not None:
@@ -156,7 +159,7 @@ def _sharing(plan: Plan, seen: Measurement) -> Iterator[tuple[str, float]]:
 
 
 def _series(attempt: AttemptDir, started_at: float) -> Iterator[SeriesPoint]:
-    now_s = started_at  # steps carry no time of day; their durations put them in a plausible place
+    now_s = started_at  # steps have no time of day; the sum of their durations gives a plausible one
     for line in read_lines(attempt.metrics, StepMetrics):
         now_s += line.step_s
         for name, value in (("loss", line.loss), ("step_s", line.step_s), ("lr", line.lr)):
@@ -207,7 +210,7 @@ def _tail(path: Path) -> str:
 
 
 def shared_view(study: StudyRecord) -> str:
-    """The tag by which MLflow's runs table shows goals, memory and loss first, the best on top."""
+    """Return the tag that makes MLflow's runs table show goals, memory and loss first, best run on top."""
     names = dict.fromkeys((*lead_metrics(study), "peak_gib", "loss", "step_s"))
     columns = [f"metrics.`{name}`" for name in names]
     columns += ["metrics.`bubble`"] if "pipeline" in study.dimensions else []
@@ -225,7 +228,7 @@ def shared_view(study: StudyRecord) -> str:
 
 
 def runs_url(uri: str, experiment: str, version: str, port: int = 5000) -> str:
-    """The runs table of an experiment (its id), with our columns where MLflow is known to take them."""
+    """Return the address of an experiment's runs table, with our columns if this MLflow supports them."""
     page = f"{server_url(uri, port)}/#/experiments/{experiment}/runs"
     if not version.startswith(VIEW_VERSIONS):
         return page

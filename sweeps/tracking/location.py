@@ -1,4 +1,4 @@
-"""Where MLflow keeps a study's runs: URIs, the lock of an SQLite file, whether a server answers."""
+"""The location of MLflow's runs: the URI, the lock of an SQLite file, the version of a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sweeps.errors import TrackingError
 
-# Those where SQLite's locks are unreliable or absent, as /proc/mounts names them.
+# Filesystems on which SQLite's locks are unreliable or absent, as /proc/mounts names them.
 NETWORK_FILESYSTEMS = frozenset(
     "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 smbfs afs panfs wekafs orangefs pvfs2 glusterfs ocfs2 gfs2 "
     "fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.rclone".split()
@@ -29,10 +29,11 @@ PROBE_S = 3.0  # a server that has not answered by then is down
 
 
 def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VAR_TMP) -> str:
-    """SQLite beside the studies, or in a directory of this host where theirs is on a network filesystem.
+    """Return the URI of an SQLite file beside the studies.
 
-    `mounts` is the text of /proc/mounts. The directory of this host is created where missing; it is in
-    `var_tmp` where the home is on the network too. Raises TrackingError where somebody else made that one.
+    If the studies are on a network filesystem, the file is in a local state directory of this host instead,
+    which is created if missing. It is in the user's home, or in `var_tmp` if the home is on a network too.
+    Raises TrackingError if another user made the one in `var_tmp`. `mounts` is the text of /proc/mounts.
     """
     if mounts is None:
         mounts = Path("/proc/mounts").read_text() if Path("/proc/mounts").exists() else ""
@@ -49,7 +50,7 @@ def default_uri(studies_dir: Path, mounts: str | None = None, var_tmp: Path = VA
 
 
 def _own_directory(path: Path) -> Path:
-    """Ours alone, created where missing. Anybody may write beside it, and so may have been there first."""
+    """Create a directory of ours if missing, and return it. Another user may have created it before."""
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -76,7 +77,7 @@ def _is_on_network(path: Path, mounts: str) -> bool:
     best, kind = Path("/"), ""
     for line in mounts.splitlines():
         _device, point, filesystem, *_rest = line.split(" ")
-        # Spaces in a mount point are written as octal escapes. Of two mounts on one point the later covers.
+        # Spaces in a mount point are octal escapes. Of two mounts on one point the later hides the other.
         mount = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point))
         if path.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
             best, kind = mount, filesystem
@@ -84,7 +85,7 @@ def _is_on_network(path: Path, mounts: str) -> bool:
 
 
 def mask_password(uri: str, text: str | None = None) -> str:
-    """`text` (default: the URI itself) with the URI's passwords replaced by ***."""
+    """Return `text` (default: the URI itself) with the URI's passwords replaced by ***."""
     credentials, _at, _host = uri.partition("//")[2].partition("/")[0].rpartition("@")
     secrets = [credentials.partition(":")[2], *re.findall(r"[?&](?:password|token)=([^&]+)", uri)]
     shown = uri if text is None else text
@@ -98,7 +99,7 @@ def is_server(uri: str) -> bool:
 
 
 def server_url(uri: str, port: int = 5000) -> str:
-    """Where the pages are: the server itself, without credentials, or the one `ui_command` starts."""
+    """Return the address of the pages: the server without credentials, or the one `ui_command` starts."""
     if not is_server(uri):
         return f"http://127.0.0.1:{port}"
     parts = urlsplit(uri)
@@ -106,10 +107,10 @@ def server_url(uri: str, port: int = 5000) -> str:
 
 
 def ui_command(uri: str, port: int = 5000) -> str:
-    """The line to paste that shows the results (on loopback only); for a server, its address."""
+    """Return the command that serves the results, on loopback only; for a server, its address."""
     if is_server(uri):
         return server_url(uri)
-    beside = Path(sys.executable).with_name("mlflow")  # where the environment is not activated
+    beside = Path(sys.executable).with_name("mlflow")  # for an environment that is not activated
     program = "mlflow" if shutil.which("mlflow") or not beside.exists() else str(beside)
     command = shlex.join([program, "ui", "--backend-store-uri", mask_password(uri)])
     return command if port == 5000 else f"{command} --port {port}"
@@ -121,7 +122,10 @@ def sqlite_path(uri: str) -> Path | None:
 
 @contextmanager
 def sole_process(uri: str) -> Iterator[None]:
-    """One process of this host at a time: MLflow crashes when two create the tables of one SQLite file."""
+    """Lock an SQLite URI against other processes of this host.
+
+    MLflow crashes if two processes create the tables of one SQLite file at the same time.
+    """
     path = sqlite_path(uri)
     if path is None:
         yield
@@ -136,10 +140,10 @@ def sole_process(uri: str) -> Iterator[None]:
 
 
 def server_version(uri: str) -> str:
-    """What the server says it is; empty where it answers, but not that. Raises OSError where it does not."""
+    """Return the server's version; empty if it refuses to tell. Raises OSError if it does not answer."""
     try:
         with urllib.request.urlopen(f"{server_url(uri)}/version", timeout=PROBE_S) as answer:
             return str(answer.read(100).decode(errors="replace")).strip()
-    except urllib.error.HTTPError as refusal:  # it may want a password even for that
+    except urllib.error.HTTPError as refusal:  # it may ask for a password even for its version
         refusal.close()
         return ""

@@ -1,6 +1,6 @@
-"""The comparison table in a browser: one MLflow run a trial, written by the orchestrator only.
+"""Write the comparison table to MLflow: one run per trial. Only the orchestrator writes it.
 
-The only module that imports mlflow. Study directories are the truth and MLflow an observer of them:
+The only module that imports mlflow. Study directories are the truth; MLflow only observes them:
 
     uri = default_uri(studies_dir)                         # or the user's own
     mlflow = MlflowTracker(uri, artifact_root(studies_dir), study, study_dir)
@@ -10,9 +10,9 @@ The only module that imports mlflow. Study directories are the truth and MLflow 
     tracker.close()
     replay(study_dir, uri)                                 # fills in whatever MLflow missed
 
-A run is found again by its tag `shardsweep.trial` and carries, written last, a digest of its content. A run
-whose digest is missing (we were killed while writing) or differs (the trial was measured again) is replaced
-whole; else nothing is written. So recording and replaying may be repeated at will.
+The tag `shardsweep.trial` identifies a trial's run. A digest of the content is written to the run last. If
+the digest is missing (we were killed while writing) or differs (the trial was measured again), the whole run
+is replaced; else nothing is written. So recording and replaying may be repeated at will.
 """
 
 from __future__ import annotations
@@ -58,37 +58,37 @@ from train_entry.contract import (
 )
 
 T = TypeVar("T")
-Digests = dict[str, str | None]  # of one trial's runs, by run id; None: not completely written
+Digests = dict[str, str | None]  # digests of one trial's runs by run id; None: not completely written
 log = logging.getLogger(__name__)
 
 TRIAL_TAG = "shardsweep.trial"
 DIGEST_TAG = "shardsweep.digest"
-STUDY_TAG = "shardsweep.study"  # of an experiment: tells studies of one name apart
+STUDY_TAG = "shardsweep.study"  # tag of an experiment: distinguishes studies of the same name
 # MLflow's limits for one log_batch.
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
-PAGE_RUNS = 1000  # a search; 50,000 is MLflow's limit, but a page is held in memory, parameters and all
-SQLITE_BUSY_S = 20.0  # MLflow's own
+PAGE_RUNS = 1000  # runs per search; MLflow allows 50,000, but a page is held in memory with all parameters
+SQLITE_BUSY_S = 20.0  # the same as MLflow's
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 ENVIRONMENT = {
     # Seven retries of 120 s each would hold up the last trials of a study for minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    # Clusters are often offline, and whether to report usage is for the user to say.
+    # Clusters are often offline, and the user decides whether to report usage.
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # Both would be printed over our own progress.
+    # MLflow would print both over our own progress.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
 class MlflowTracker:
-    """Writes at once, in the caller's thread. Raises TrackingError, one line, whatever MLflow objects to."""
+    """A tracker that writes at once, in the caller's thread. Every error is a one-line TrackingError."""
 
     def __init__(
         self, uri: str, artifacts: Path, study: StudyRecord, directory: StudyDir | None = None
     ) -> None:
-        """`directory`: where the study's winner will be on record; None: it is shown as any other trial."""
+        """`directory` will hold the record of the winner; if it is None, the winner is not marked."""
         self.uri = uri
         self._artifacts = artifacts
         self._study = study
@@ -96,12 +96,12 @@ class MlflowTracker:
         self._client: Any = None
         self._experiment = ""
         self._version = ""
-        # By trial number, as tagged. None: not read yet; of one trial: in doubt, to be read again.
+        # By trial number, as tagged. None: not read yet; None for one trial: uncertain, must be read again.
         self._runs: dict[str, Digests | None] | None = None
-        self._drifts: dict[int, float] = {}  # as each trial was recorded last
+        self._drifts: dict[int, float] = {}  # the drift with which each trial was last recorded
 
     def open(self) -> None:
-        """Connect, and create the study's experiment where it is missing."""
+        """Connect, and create the study's experiment if it is missing."""
         with _one_line(
             self.uri, f"cannot open the tracking URI {mask_password(self.uri)}", _way_out(self.uri)
         ):
@@ -110,14 +110,14 @@ class MlflowTracker:
                 client = _mlflow().MlflowClient(tracking_uri=self.uri)
             self._experiment = self._find_experiment(client)
             client.set_experiment_tag(self._experiment, STUDY_TAG, self._identity)
-            # Without it MLflow takes the experiment for one of chat traces.
+            # Without this tag MLflow takes the experiment for one of chat traces.
             client.set_experiment_tag(self._experiment, "mlflow.experimentKind", "custom_model_development")
             if self._version.startswith(VIEW_VERSIONS):
                 client.set_experiment_tag(self._experiment, VIEW_TAG, shared_view(self._study))
             self._client, self._runs = client, None
 
     def runs_url(self, port: int = 5000) -> str:
-        """The study's table; `port` is the one given to `ui_command`. After `open`."""
+        """Return the address of the study's table; `port` as given to `ui_command`. Call it after `open`."""
         return runs_url(self.uri, self._experiment, self._version, port)
 
     def record(self, trial: Trial, attempt: AttemptDir | None, drift: float = 1.0) -> None:
@@ -130,7 +130,7 @@ class MlflowTracker:
             self._replace(str(trial.number), content)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Nothing is ever pending but the winner, who is known last: its run and its rivals' say so now."""
+        """Record the trials of the confirmation again: only now is the winner known. No other is pending."""
         winner = self._winner()
         if winner is None or self._directory is None or self._client is None:
             return
@@ -148,12 +148,12 @@ class MlflowTracker:
         return f"{self._study.name} {self._study.created_at!r}"
 
     def _find_experiment(self, client: Any) -> str:
-        # A server may be shared, and a study directory removed and its name used again: the second study
-        # gets an experiment of its own rather than overwriting the first one's trials.
+        # A server may be shared, or a study directory removed and its name used again: the second study then
+        # gets an experiment of its own, and does not overwrite the first one's trials.
         for name in (self._study.name, f"{self._study.name} ({self._study.created_at:.0f})"):
             found = client.get_experiment_by_name(name)
             if found is None:
-                # A server decides by itself where artifacts go.
+                # A server itself decides where artifacts go.
                 location = None if is_server(self.uri) else (self._artifacts / name).as_uri()
                 return str(client.create_experiment(name, artifact_location=location))
             if found.tags.get(STUDY_TAG, self._identity) == self._identity:
@@ -163,14 +163,14 @@ class MlflowTracker:
         raise TrackingError(f"{mask_password(self.uri)} has two other studies named {self._study.name}")
 
     def _replace(self, number: str, content: RunContent) -> None:
-        if self._runs is None:  # all at once: resuming records every trial, and a search takes 20 ms
+        if self._runs is None:  # read all at once: a resumed study records every trial, a search takes 20 ms
             self._runs = dict(self._search())
         known, digest = self._runs.get(number, {}), content.digest
         if known is None:
             known = self._search(f"tags.`{TRIAL_TAG}` = '{number}'").get(number, {})
         if list(known.values()) == [digest]:
             return
-        self._runs[number] = None  # until all is written: a request that fails may yet have been carried out
+        self._runs[number] = None  # uncertain until all is written: a failed request may have taken effect
         for run_id in known:
             self._client.delete_run(run_id)
         tags = {TRIAL_TAG: number}
@@ -181,9 +181,9 @@ class MlflowTracker:
         self._runs[number] = {run_id: digest}
 
     def _search(self, wanted: str = "") -> dict[str, Digests]:
-        """By trial number, the runs that are not deleted."""
+        """Return the runs that are not deleted, by trial number."""
         found: dict[str, Digests] = {}
-        token: str | None = ""  # of the first page
+        token: str | None = ""  # the first page
         while token is not None:
             page = self._client.search_runs(
                 [self._experiment], wanted, max_results=PAGE_RUNS, page_token=token or None
@@ -195,7 +195,7 @@ class MlflowTracker:
         return found
 
     def _fill(self, run: str, content: RunContent) -> None:
-        from mlflow.entities import Metric, Param, RunTag  # loaded by open()
+        from mlflow.entities import Metric, Param, RunTag  # open() has loaded mlflow
 
         end_ms = content.start_ms if content.end_ms is None else content.end_ms
         metrics = [Metric(name, value, end_ms, 0) for name, value in content.metrics.items()]
@@ -214,10 +214,10 @@ class MlflowTracker:
 
 
 def replay(study_dir: StudyDir, uri: str) -> int:
-    """Record every closed trial from its files; returns how many. Raises TrackingError."""
+    """Record every closed trial from its files; return how many. Raises TrackingError."""
     study = read_document(study_dir.record, StudyRecord)
     if study is None:
-        raise TrackingError(f"{study_dir.path} is no study directory: it has no {study_dir.record.name}")
+        raise TrackingError(f"{study_dir.path} is not a study directory: it has no {study_dir.record.name}")
     tracker = MlflowTracker(uri, artifact_root(study_dir.path.parent), study, study_dir)
     tracker.open()
     found = ((folder, read_trial(folder)) for folder in study_dir.trials())
@@ -230,20 +230,20 @@ def replay(study_dir: StudyDir, uri: str) -> int:
 
 
 def shown_attempt(folder: TrialDir, trial: Trial) -> AttemptDir | None:
-    """The directory whose files a run shows; None: the trial was never launched."""
+    """Return the attempt whose files a run shows; None if the trial was never launched."""
     return folder.attempt(trial.shown.number) if trial.shown else None
 
 
 def _mlflow() -> Any:
-    """MLflow, imported when first needed: 2 to 7 s, which a study without it shall not pay."""
+    """Import MLflow when it is first needed: that takes 2 to 7 s, which a study without it must not pay."""
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    # MLflow's own use of SQLAlchemy, said once while its tables are mapped. Not `catch_warnings`, which
-    # changes and restores a global of the whole process and so does not belong in a thread.
+    # MLflow's own use of SQLAlchemy causes this warning while its tables are mapped. `catch_warnings` would
+    # change and restore a global of the whole process, and so must not be used in a thread.
     warnings.filterwarnings("ignore", message="The ``noload`` loader strategy is deprecated")
     import mlflow
 
-    for chatty in ("mlflow", "alembic"):  # thirty lines about creating tables
+    for chatty in ("mlflow", "alembic"):  # they log thirty lines about creating tables
         logging.getLogger(chatty).setLevel(logging.WARNING)
     return mlflow
 
@@ -256,7 +256,7 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 @contextmanager
 def _one_line(uri: str, failed: str, way_out: str) -> Iterator[None]:
-    """Whatever MLflow and those below it raise, as one TrackingError without a password."""
+    """Turn any error of MLflow and the libraries below it into one TrackingError without passwords."""
     try:
         yield
     except TrackingError:
@@ -268,7 +268,7 @@ def _one_line(uri: str, failed: str, way_out: str) -> Iterator[None]:
 
 
 def _mlflow_errors() -> tuple[type[Exception], ...]:
-    from mlflow.exceptions import MlflowException  # evaluated only when something was raised
+    from mlflow.exceptions import MlflowException  # imported only after something was raised
     from sqlalchemy.exc import SQLAlchemyError
 
     return (MlflowException, SQLAlchemyError)
@@ -276,23 +276,26 @@ def _mlflow_errors() -> tuple[type[Exception], ...]:
 
 def _reason(uri: str, error: Exception) -> str:
     text = str(error.reason if isinstance(error, urllib.error.URLError) else error).strip()
-    first = text.partition("\n")[0].partition(". ")[0]  # MLflow goes on for a paragraph
+    first = text.partition("\n")[0].partition(". ")[0]  # MLflow's messages go on for a paragraph
     return mask_password(uri, first.rstrip(".")) or type(error).__name__
 
 
 def _way_out(uri: str) -> str:
     if is_server(uri):
-        return "start that server, or set tracking=none and fill it later by `python -m sweeps replay`"
+        return "start that server, or set tracking=none and record later by `python -m sweeps replay`"
     return "set tracking.uri=sqlite:////absolute/path/mlflow.db or http://HOST:PORT, or tracking=none"
 
 
 def _check_database(uri: str) -> str:
-    """The version of MLflow that will show it. Raises at once where MLflow would retry for minutes."""
+    """Return the version of MLflow that will show the database.
+
+    Raises at once if the database cannot be used, where MLflow itself would retry for minutes.
+    """
     parts, path = urlsplit(uri), sqlite_path(uri)
     dialect = parts.scheme.partition("+")[0]
     if path is not None:
         with closing(sqlite3.connect(path, timeout=SQLITE_BUSY_S)) as database:
-            database.execute("BEGIN IMMEDIATE")  # needs what writing needs, and writes nothing
+            database.execute("BEGIN IMMEDIATE")  # needs rights and lock of a write, but writes nothing
             database.rollback()
     elif dialect in DATABASE_PORTS:
         if parts.hostname:

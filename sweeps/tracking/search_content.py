@@ -1,4 +1,4 @@
-"""What MLflow shows of a trial's part in the search: what was sought, whether it won. Pure."""
+"""Compute what MLflow shows of a trial's part in the search: values of the goals, and the winner. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from train_entry.contract import Goal, Measurement, Scalar, StudyRecord, Trial, 
 from train_entry.contract.study.goals import MAXIMIZED
 
 SPEED = "tokens_per_s_per_gpu"
-# The metric in which a goal's values are found; all others have their goal's name.
+# The metrics that hold the values of these goals; other goals have a metric of their own name.
 _METRICS = {"time_to_tokens": "time_to_tokens_s", "peak_bytes": "peak_gib"}
-_OF_THEIR_OWN = ("time_to_tokens", "cost")  # goals that no other metric tells
+_OF_THEIR_OWN = ("time_to_tokens", "cost")  # goals whose values no other metric holds
 
 
 def goal_metric(goal: Goal) -> str:
-    """The metric by which the runs of a study are sorted."""
+    """Return the metric that holds a goal's values."""
     return _METRICS.get(goal.name, goal.name)
 
 
 def lead_metrics(study: StudyRecord) -> tuple[str, ...]:
-    """Columns that stand first: the goals, the most important first, and the speed in any case."""
+    """Return the first columns: the goals, the most important first, and in any case the speed."""
     found = dict.fromkeys(goal_metric(goal) for goal in study.goals)
     speeds = {} if any(name in found for name in MAXIMIZED) else {SPEED: None}
     return tuple(found | speeds)
@@ -28,7 +28,7 @@ def lead_metrics(study: StudyRecord) -> tuple[str, ...]:
 def search_metrics(
     trial: Trial, goals: Sequence[Goal], winner: Winner | None, drift: float
 ) -> Iterator[tuple[str, float]]:
-    """Goals without the machine's drift; the cards; what repeats showed, and of the winner its gain."""
+    """Yield drift-corrected goals, the state of the GPUs, confirmed values, and the winner's gain."""
     for goal in goals:
         if goal.name in _OF_THEIR_OWN and isinstance(trial.outcome, Measurement):
             value = undrifted(goal, goal.value(trial.outcome), drift)
@@ -57,7 +57,7 @@ def _machine(seen: Measurement, drift: float) -> Iterator[tuple[str, float]]:
 
 
 def search_tags(trial: Trial, winner: Winner | None) -> dict[str, Scalar]:
-    """None: no such tag."""
+    """Return the tags of a trial's part in the search; a tag that is None is not set."""
     seen = trial.outcome if isinstance(trial.outcome, Measurement) else None
     cards = [rank.health for rank in seen.ranks if rank.health is not None] if seen else []
     throttled = sorted({reason for card in cards for reason in card.throttled})

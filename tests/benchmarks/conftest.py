@@ -1,4 +1,4 @@
-"""Fixtures of tests that serve here too; one Slurm for all benchmarks that want it."""
+"""Fixtures shared with other tests, and one Slurm for all benchmarks that need it."""
 
 from tests.slurm.conftest import line, slurm
 from tests.sweeps.conftest import bench, composer, shape

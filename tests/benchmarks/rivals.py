@@ -1,6 +1,6 @@
-"""What other tools say a plan needs, by their published formulas: scored beside ours on the same trials.
+"""Memory estimates of other tools, by their published formulas, to compare with ours on the same trials.
 
-Each function gives bytes of one GPU, or None where the tool says nothing of such a plan.
+Each function returns bytes per GPU, or None if the tool does not cover such a plan.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def _stage(plan: Plan) -> int:
 
 
 def deepspeed_estimators(plan: Plan, model: ModelShape) -> float | None:
-    """estimate_zero2_model_states_mem_needs and its ZeRO-3 twin: model states only, as they say themselves.
+    """Apply estimate_zero2_model_states_mem_needs and its ZeRO-3 counterpart, which cover model states only.
 
-    deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, 0.19. The rest is the user's to add.
+    The source is deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, 0.19. The user has to add the rest.
     """
     count = model.parameters / (plan.tensor * plan.pipeline)
     off_loads = plan.offload.optimizer is not Offload.NONE
@@ -36,11 +36,11 @@ def deepspeed_estimators(plan: Plan, model: ModelShape) -> float | None:
 
 
 def deepspeed_autotuning(plan: Plan, model: ModelShape) -> float | None:
-    """get_instantiation_memory_required_per_gpu, and its activations of micro-batch 1 times the micro-batch.
+    """Apply get_instantiation_memory_required_per_gpu, plus activations of one sequence x the micro-batch.
 
-    deepspeed/autotuning/autotuner.py: it looks at fp16 only, so that bf16 counts as fp32. Activations are
-    what is allocated after one forward pass less what was before: here as we count them, with logits as
-    computed and log-softmax's result.
+    The source is deepspeed/autotuning/autotuner.py. It only checks for fp16, so bf16 counts as fp32. It
+    measures activations as the growth of allocated memory over one forward pass. Here they are our own count,
+    plus the logits and the result of log-softmax.
     """
     is_half = plan.precision is Precision.FP16
     count = model.parameters
@@ -57,7 +57,7 @@ def deepspeed_autotuning(plan: Plan, model: ModelShape) -> float | None:
 
 
 def eleuther_cookbook(plan: Plan, model: ModelShape) -> float | None:
-    """calc_transformer_mem.py of EleutherAI's cookbook, with its defaults."""
+    """Apply calc_transformer_mem.py of EleutherAI's cookbook, with its defaults."""
     low, hidden, layers = (4 if plan.precision is Precision.FP32 else 2), model.hidden, model.layers
     matrices = 3 if census(model).is_gated else 2
     grouped = model.kv_heads / model.heads
@@ -77,7 +77,7 @@ def eleuther_cookbook(plan: Plan, model: ModelShape) -> float | None:
 
 
 def megatron(plan: Plan, model: ModelShape) -> float | None:
-    """theoretical_memory_usage.py of Megatron-LM, without sequence parallelism."""
+    """Apply theoretical_memory_usage.py of Megatron-LM, without sequence parallelism."""
     hidden, layers, degree = model.hidden, model.layers, plan.tensor
     gate = 1.5 if census(model).is_gated else 1.0
     norms = 1 if census(model).is_gated else 2

@@ -1,9 +1,9 @@
-"""The course of recorded searches: what was proposed, launched and announced, a line for each search.
+"""Record the course of searches, one per line: the proposals, the launches and the winner.
 
-    python -m tests.benchmarks.search_goldens           # writes tests/data/goldens/search.jsonl anew
+    python -m tests.benchmarks.search_goldens           # rewrites tests/data/goldens/search.jsonl
 
-Each line depends on nothing but the code: jobs and time are scripted, and every draw has a seed. A change
-that is not meant to change the search leaves the file as it is.
+A line depends only on the code: jobs and time are scripted, and every random draw is seeded. A change that is
+not meant to affect the search must not change the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.paths import DATA
 from train_entry.contract import Scalar, Trial
 
 GOLDENS = DATA / "goldens" / "search.jsonl"
-# Every way to propose takes part: most searches end before the sampler has a say.
+# Seeds per method. The variants cover all ways to propose: most searches end before the sampler proposes.
 SEEDS = {
     "shardsweep": 20,
     "  with the GP": 3,
@@ -40,7 +40,7 @@ def searches() -> Iterator[Search]:
 
 
 def course_line(search: Search) -> str:
-    """One search as a line of JSON."""
+    """Run one search and return its course as a line of JSON."""
     method, table, seed = search
     found = searched(recorded_tables()[table], seed, VARIANTS[method])
     return json.dumps(
@@ -77,7 +77,7 @@ def _winner(found: Searched) -> list[str]:
 
 
 def lines() -> Iterator[str]:
-    """All of them, each search on a core of its own."""
+    """Run all searches, each on its own core, and yield their lines."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -1,7 +1,7 @@
-"""Other ways to search, on the same table and at the same price a trial.
+"""Other search methods, on the same table and with the same cost per trial.
 
-Each launches one trial after another until its incumbent, the best by its own numbers, has been good enough
-for a while, or until it ends by itself. All but DeepSpeed's Autotuning time 20 steps a trial.
+Each launches one trial after another until it ends by itself, or until its incumbent (the best by its own
+measurements) has been good enough for a while. All except DeepSpeed's Autotuning time 20 steps per trial.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.benchmarks.simulator.replay import Noise, Run, run_of
 from tests.benchmarks.simulator.tables import IMPORTS_S, Table, TableRow
 from train_entry.contract import MeasureSpec, Plan
 
-GOOD = 0.02  # off the optimum
-SETTLED = 10  # launches with a good incumbent after which a method without an end is left
+GOOD = 0.02  # an incumbent is good if it is slower than the optimum by at most this share
+SETTLED = 10  # a method without an end is stopped after this many launches with a good incumbent
 MOST_ASKED = 3000
 MOST_LAUNCHED = 100  # more than any recorded table has plans
 FIXED = MeasureSpec(warmup_steps=3, steps=20, split_steps=0)
@@ -31,7 +31,7 @@ FIXED = MeasureSpec(warmup_steps=3, steps=20, split_steps=0)
 
 @dataclass(kw_only=True)
 class Course:
-    """What a search did: after each launch, what it had spent and which row it held for the best."""
+    """The course of a search: its cost and its incumbent after each launch."""
 
     table: Table
     method: str
@@ -40,8 +40,8 @@ class Course:
     incumbents: list[TableRow | None] = field(default_factory=list)
     timed_steps: int = 0
     failures: int = 0
-    trials: int = 0  # launches that are no repeats
-    announced: TableRow | None = None  # when it ended by itself; None: it has no end
+    trials: int = 0  # launches that are not repeats
+    announced: TableRow | None = None  # the winner when it ended by itself; None: it has no end
 
     @property
     def total_gpu_s(self) -> float:
@@ -56,7 +56,7 @@ class Course:
 
     @property
     def found_gpu_s(self) -> float | None:
-        """Spent when the incumbent was good for the first time of those after which it stayed so."""
+        """The cost after which the incumbent was good and stayed good; None if it was not."""
         found: float | None = None
         for spent, row in zip(self.spent_gpu_s, self.incumbents, strict=True):
             if not self.is_good(row):
@@ -73,7 +73,7 @@ class Course:
 
 @dataclass(kw_only=True)
 class Buyer:
-    """Launches rows and pays for them."""
+    """Launch rows of the table and record their cost in the course."""
 
     course: Course
     draws: random.Random
@@ -81,7 +81,7 @@ class Buyer:
     best: tuple[float, TableRow] | None = None
 
     def buy(self, row: TableRow, measure: MeasureSpec = FIXED) -> float | None:
-        """Tokens/s as measured; None: it failed."""
+        """Launch a row and return the measured tokens/s; None if it failed."""
         run = run_of(row, measure, self.noise, self.draws)
         self.pay(run)
         value = run.value
@@ -103,40 +103,41 @@ Others = tuple[int, int, int]  # checkpointing, tensor, pipeline
 
 
 def search(method: str, table: Table, seed: int) -> Course:
-    """A rival's search of a table."""
+    """Run another method's search of a table."""
     course = Course(table=table, method=method, seed=seed)
     RIVALS[method](table, Buyer(course=course, draws=random.Random(f"{method} {table.name} {seed}")))
     return course
 
 
-# ---------------------------------------------------------------- without a model
+# ---------------------------------------------------------------- random and exhaustive search
 
 
 def at_random(table: Table, buyer: Buyer) -> None:
-    """Legal points at random, none of them twice. It has no end before all are known."""
+    """Launch all legal points in random order, none twice."""
     rows = buyer.draws.sample(table.rows, len(table.rows))
     for row in rows:
         buyer.buy(row)
 
 
 def whole_grid(table: Table, buyer: Buyer) -> None:
-    """Every legal point, in order."""
+    """Launch every legal point in order, and announce the best."""
     for point in table.space.points(table.is_active):
         if (row := table.find(point)) is not None:
             buyer.buy(row)
     buyer.course.announced = buyer.best[1] if buyer.best else None
 
 
-# ---------------------------------------------------------------- Optuna as in its tutorials
+# ---------------------------------------------------------------- Optuna, used as in its tutorials
 
 
 def plain_optuna(
     sampler: Callable[[int], optuna.samplers.BaseSampler], failure: float | None = None
 ) -> Search:
-    """What fails, or is illegal, is pruned, or told as a value; a point proposed twice is measured twice.
+    """Return a search by an Optuna sampler.
 
-    The GP hears nothing of pruned trials, and proposes them again. Numbers in order are suggested by their
-    position, knobs only where they matter: as we tell it ourselves.
+    A failed or illegal trial is pruned, or told with the value `failure`. A point proposed twice is measured
+    twice. The GP ignores pruned trials and may propose them again. As in our own search, ordered values are
+    suggested by their position, and a knob only where it is active.
     """
 
     def run(table: Table, buyer: Buyer) -> None:
@@ -177,23 +178,23 @@ def _suggest(trial: optuna.trial.Trial, dimension: Dimension) -> Any:
 
 @dataclass(kw_only=True)
 class Autotuning:
-    """Its algorithm as described, in our words: stage by stage, of each the micro-batch, then its buckets.
+    """DeepSpeed's Autotuning, after its description: per stage it tunes the micro-batch, then the buckets.
 
-    It knows neither checkpointing nor degrees: those are the user's. It times steps 3 to 5 of a process. Its
-    own arithmetic says what fits; what does not it finds by launching.
+    It does not tune checkpointing or degrees; the user sets them. It times steps 3 to 5 of a process. Its own
+    formula says which micro-batches fit; where that is wrong, launches fail.
     """
 
     table: Table
     buyer: Buyer
-    fast: bool  # it ends with the micro-batches: its default
-    others: Others  # what it does not know, as the user has set it
-    candidates: int = 3  # micro-batches that are tried between the least and the most that run
-    patience: int = 5  # configurations without a better one that end a grid
+    fast: bool  # tune only micro-batches, which is its default
+    others: Others  # the knobs that it does not tune, as the user has set them
+    candidates: int = 3  # number of micro-batches to try between the least and the largest that run
+    patience: int = 5  # a grid ends after this many configurations without a better one
     measured: dict[str, float | None] = field(default_factory=dict)
 
     MEASURE = MeasureSpec(warmup_steps=2, steps=3, split_steps=0)
-    GAIN = 1.05  # a larger micro-batch must bring so much
-    NEAR = (1.05, 1.0, 0.95)  # of the most that its arithmetic gives
+    GAIN = 1.05  # the least gain of a larger micro-batch
+    NEAR = (1.05, 1.0, 0.95)  # shares of the largest micro-batch by its formula
 
     def run(self) -> None:
         self._profile()
@@ -202,7 +203,7 @@ class Autotuning:
         for stage in range(4):
             most = self._most(stage)
             if most < max(1, before_most):
-                continue  # a stage that saves nothing over the one before
+                continue  # this stage saves no memory over the previous one
             runs = self._running(stage, most)
             if not runs:
                 continue
@@ -213,7 +214,7 @@ class Autotuning:
         self.buyer.course.announced = self.buyer.best[1] if self.buyer.best else None
 
     def _profile(self) -> None:
-        """ZeRO-3, micro-batch 1, ended in its first forward pass: what parameters and activations take."""
+        """Pay for its profiling run: ZeRO-3, micro-batch 1, ended in the first forward pass."""
         row = self._row(3, min(self._micro_batches(3), default=1))
         if row is None:
             return
@@ -222,7 +223,7 @@ class Autotuning:
         self.buyer.course.incumbents.append(self.buyer.best[1] if self.buyer.best else None)
 
     def _most(self, stage: int) -> int:
-        """Micro-batches that fit by its arithmetic: what states leave, in activations of one sequence."""
+        """The largest micro-batch by its formula: memory without states over activations per sequence."""
         row = self._row(stage, min(self._micro_batches(stage), default=1))
         limit = (self.table.memory_limit_gib or math.inf) * 2**30
         if row is None:
@@ -233,7 +234,10 @@ class Autotuning:
         return int((min(limit, self.table.machine.gpus[0].memory_bytes) - (one - each)) // each)
 
     def _running(self, stage: int, most: int) -> list[int]:
-        """Micro-batches from the least to the largest that runs: near its guess first, else by halving."""
+        """Return the micro-batches up to the largest that runs.
+
+        It tries sizes near its own estimate first, then bisects.
+        """
         sizes = self._micro_batches(stage)
         if not sizes or self._value(stage, sizes[0]) is None:
             return []
@@ -248,7 +252,7 @@ class Autotuning:
         return sizes[: low + 1]
 
     def _tune_micro_batch(self, stage: int, runs: list[int]) -> tuple[int, float]:
-        """The best of a few, evenly spread; then smaller steps below it, while they gain."""
+        """Return the best of a few evenly spread micro-batches, or a better smaller one next to it."""
         stride = max(1, len(runs) // self.candidates)
         best, best_value = runs[0], self._value(stage, runs[0]) or 0.0
         for size in [*runs[::-1][: self.candidates * stride : stride]][::-1]:
@@ -264,7 +268,7 @@ class Autotuning:
         return best, best_value
 
     def _tune_buckets(self, stage: int, micro_batch: int) -> None:
-        """The grid of what else the table varies, in order, until nothing better comes for a while."""
+        """Launch the grid of the remaining knobs, in order, until `patience` launches bring no gain."""
         best, since = 0.0, 0
         for row in self._rows(stage, micro_batch):
             value = self._measure(row)
@@ -286,7 +290,7 @@ class Autotuning:
         return sorted({row.plan.micro_batch for row in self._fixed() if row.plan.zero.stage == stage})
 
     def _row(self, stage: int, micro_batch: int) -> TableRow | None:
-        """With DeepSpeed's default bucket, where the table has it."""
+        """The row with the largest bucket, which is DeepSpeed's default where the table has it."""
         rows = list(self._rows(stage, micro_batch))
         return max(rows, key=lambda row: row.plan.zero.reduce_bucket_size, default=None)
 
@@ -296,7 +300,7 @@ class Autotuning:
                 yield row
 
     def _fixed(self) -> Iterable[TableRow]:
-        """Rows with what else the user has set."""
+        """The rows with the user's settings of the knobs that it does not tune."""
         for row in self.table.rows:
             if others_of(row) == self.others and not row.plan.offload.devices:
                 yield row
@@ -307,7 +311,11 @@ def _with_micro_batch(row: TableRow, micro_batch: int) -> Plan:
 
 
 def autotuning(fast: bool, told: bool) -> Search:
-    """`told`: the user has set what it does not know as the optimum has it; else it runs for each setting."""
+    """Return Autotuning's search.
+
+    With `told`, the user has set the knobs that it does not tune to the optimum's values; otherwise it runs
+    once for each setting of them.
+    """
 
     def run(table: Table, buyer: Buyer) -> None:
         settings = dict.fromkeys(others_of(row) for row in table.rows)
@@ -322,7 +330,7 @@ def others_of(row: TableRow) -> Others:
 
 
 def _optuna(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Each with its defaults."""
+    """Return an Optuna sampler with its defaults."""
     samplers: dict[str, Any] = {
         "tpe": optuna.samplers.TPESampler,
         "gp": optuna.samplers.GPSampler,

@@ -1,4 +1,4 @@
-"""Means and ratios with their intervals, by the bootstrap: 95%, percentiles."""
+"""Means and ratios with 95% percentile intervals by the bootstrap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mean(values: Sequence[float]) -> Interval:
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Of means; the two are drawn independently of each other."""
+    """Return the ratio of two means. The two samples are resampled independently."""
     return _bootstrap(
         lambda draws: (
             fmean(draws.choices(values, k=len(values))) / fmean(draws.choices(others, k=len(others)))

@@ -1,4 +1,4 @@
-"""Our search of a table: the true loop, ledger, sampler, estimates and gate; jobs and time are scripted."""
+"""Our search of a table: real loop, ledger, sampler, estimates and gate; jobs and time are scripted."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ours:
-    """One way to run our search; the defaults are those of the product but for `improvement`.
+    """Settings of our search. The defaults are the product's, except for `improvement`.
 
-    A table is a space small enough to be measured wholly, unless the study asks for an improvement.
+    Without a required improvement the search would measure a whole table: its space is small.
     """
 
     sampler: str = "tpe"
@@ -57,7 +57,7 @@ class Ours:
     prior: int = 5
     dominance: bool = True
     gate: bool = True
-    adaptive: bool = True  # else 20 timed steps a trial, whatever they show
+    adaptive: bool = True  # False: always time 20 steps per trial
     precision: float = 0.005
     confirm_best: int = 3
     confirm_rounds: int = 3
@@ -73,7 +73,7 @@ class Ours:
                 baselines=self.baselines,
                 prior=self.prior,
                 dominance=self.dominance,
-                single_gpu="never",  # tables have one number of ranks
+                single_gpu="never",  # all rows of a table have the same number of ranks
                 seed=seed,
             ),
             measure=MeasureConfig(precision=self.precision)
@@ -86,7 +86,7 @@ class Ours:
 
 @dataclass
 class Silent:
-    """An observer that keeps messages only."""
+    """An observer that only keeps messages."""
 
     messages: list[str] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class Silent:
 
 @dataclass(kw_only=True)
 class Searched:
-    """What a study left."""
+    """The results of a study."""
 
     table: Table
     cluster: ReplayCluster
@@ -111,7 +111,7 @@ class Searched:
 
     @property
     def announced(self) -> TableRow | None:
-        """The winner; where nothing was confirmed, the best as measured."""
+        """The winner, or the best measured trial if there was no confirmation."""
         if self.winner is not None:
             return self._row(self.winner.trial)
         measured = [trial for trial in self.trials if trial.state is State.MEASURED]
@@ -145,7 +145,7 @@ def _value(trial: Trial) -> float:
 
 
 def _note(job: Ended, first: dict[int, float], again: dict[int, list[float]]) -> None:
-    """What a job says of its trial: repeats count, once there are any."""
+    """Record a job's value. Where a trial has repeats, only they count."""
     value = job.run.value
     if value is None or job.run.ended is TimingEnd.FUTILE:
         return
@@ -158,7 +158,7 @@ def _note(job: Ended, first: dict[int, float], again: dict[int, list[float]]) ->
 def searched(
     table: Table, seed: int, ours: Ours | None = None, noise: Noise | None = None, **cluster: int | bool
 ) -> Searched:
-    """One study of the table, in a directory of its own that is deleted."""
+    """Run one study of the table in a temporary directory."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as parent:
         return study_in(Path(parent), table, seed, ours or Ours(), noise or Noise(), **cluster)
 
@@ -166,7 +166,7 @@ def searched(
 def study_in(
     parent: Path, table: Table, seed: int, ours: Ours, noise: Noise, **changes: int | bool
 ) -> Searched:
-    """What sweep.py does once a command line is understood."""
+    """Do what sweep.py does after it has read the command line."""
     config = ours.config(table, seed)
     cluster = ReplayCluster(table, seed=seed, noise=noise)
     for name, value in changes.items():
@@ -216,7 +216,7 @@ def record_of(table: Table) -> StudyRecord:
     )
 
 
-# No baselines, no prior, no end before 30 trials: proposals are the sampler's, if screened by estimates.
+# No baselines, no prior, no end before 30 trials: the sampler makes all proposals, and the gate screens them.
 BEFORE = Ours(
     baselines=False,
     prior=0,
@@ -239,8 +239,8 @@ VARIANTS: dict[str, Ours] = {
 
 
 def course_of(method: str, table: Table, seed: int) -> Course:
-    """A search by any method, ours or a rival's. The same seed: the same course."""
-    random.seed(f"{method} {table.name} {seed}")  # for what draws from the module's own
+    """Run a search by any method, ours or another. The same seed gives the same course."""
+    random.seed(f"{method} {table.name} {seed}")  # for code that uses the global generator
     if method in VARIANTS:
         return searched(table, seed, VARIANTS[method]).course(method, seed)
     assert method in RIVALS, method

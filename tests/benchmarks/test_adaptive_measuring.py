@@ -1,10 +1,10 @@
-"""Is a step time known as well as we say, when timing ends as soon as it may? `make bench`.
+"""Compare adaptive timing with 20 fixed steps, on simulated steps (see step_noise): `make bench`.
 
-Against 20 steps whatever they show, on simulated steps: see step_noise. A study measures eight plans one
-after another, in any order; the best one takes 1 s, others 0.5%, 1%, 2%, 5%, twice 20%, and 50% longer. That
-is harder than a grid, most of whose plans are hopeless: it is shown too. Wrong is a winner that is not the
-best. "Before" goes by medians as first measured; "confirmed" by those of the best three, launched twice more
-without a bar, which is how a winner is announced.
+A simulated study measures eight plans one after another, in random order. The best one takes 1 s per step,
+the others take 0.5%, 1%, 2%, 5%, 20%, 20% and 50% longer. That is harder than the recorded grid, most of
+whose plans are far slower; results for the grid are printed too. A winner is wrong if it is not the best
+plan. "before" chooses by the first measurements' medians; "confirmed" measures the best three twice more,
+without a step time to beat, and chooses by these medians, as the product does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Candidate:
 
 
 def time_until(steps_s: Sequence[float], measure: MeasureSpec) -> tuple[Sequence[float], TimingEnd]:
-    """What a job times of these steps."""
+    """Return the steps that a job times, and why it stops."""
     for timed in range(len(steps_s)):
         if is_due(timed, measure) and (ended := decide(steps_s[:timed], measure)) is not None:
             return steps_s[:timed], ended
@@ -73,7 +73,7 @@ OUR_LOOKS = tuple(timed for timed in EVERY_LOOK if is_due(timed, MEASURE))
 
 
 def misses(noise: Noise, looks: Sequence[int]) -> list[float]:
-    """Of each run whether the interval leaves out the typical step, of 1 s, at any of these looks."""
+    """Return for each run 1 if the interval misses the typical step, 1 s, at any of these looks, else 0."""
     rng = random.Random(11)
     runs = (noise.steps_s(1.0, noise.spreads[0], rng) for _ in range(RUNS))
     return [float(any(leaves_out(steps_s[:timed]) for timed in looks)) for steps_s in runs]
@@ -85,7 +85,7 @@ def leaves_out(steps_s: Sequence[float]) -> bool:
 
 
 def test_the_interval_covers_the_typical_step_at_all_looks_at_once() -> None:
-    print(f"\nof {RUNS:,} runs, those that leave out the typical step at any look")
+    print(f"\nshare of {RUNS:,} runs whose interval misses the typical step at any look")
     print(f"{'':34s} after each of 2 to 20   after 4, 6, ... 18 steps")
     wrong: dict[str, float] = {}
     for name, noise in (HOLDS | BEYOND).items():
@@ -105,10 +105,10 @@ def interval(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """Of both ways of measuring the same steps."""
+    """The results of both ways of measuring the same steps."""
 
-    share: float  # of the steps of a fixed measurement
-    loss: dict[str, float]  # by which the winner is slower than the best
+    share: float  # adaptively timed steps over the steps of fixed measurements
+    loss: dict[str, float]  # the share by which each way's winner is slower than the best plan
 
 
 def study(plans: Sequence[Candidate], noise: Noise, rng: random.Random) -> Study:
@@ -124,7 +124,7 @@ def study(plans: Sequence[Candidate], noise: Noise, rng: random.Random) -> Study
         if ended is not TimingEnd.FUTILE:
             ours.append((median(known), plan))
     best_s = min(plan.typical_s for plan in plans)
-    seed = rng.random()  # both kinds of confirmation see the same launches, as far as they name the same
+    seed = rng.random()  # both confirmations see the same launches of the same plans
     winners = {
         "fixed": min(fixed, key=first)[1],
         "ours": min(ours, key=first)[1],
@@ -150,7 +150,7 @@ def confirmed(
     seed: float,
     timed: Callable[[Sequence[float]], Sequence[float]],
 ) -> Candidate:
-    """The fastest of the best few in fresh launches, by turns."""
+    """Return the fastest of the best few plans, by fresh launches."""
     again: list[tuple[float, Candidate]] = []
     for _, plan in sorted(seen, key=first)[:CONFIRMED]:
         rng = random.Random(f"{seed} {plan}")
@@ -164,11 +164,11 @@ def spaced(noise: Noise, rng: random.Random) -> list[Candidate]:
 
 
 def grid(noise: Noise, rng: random.Random) -> list[Candidate]:
-    """The plans of the recorded grid, each with its own noise."""
+    """Return the plans of the recorded grid, each with its own noise."""
     return [Candidate(step_ms / 1000, percent / 100) for step_ms, percent in RECORDED]
 
 
-SHARE_MAY_BE = {"H200, cards busy": 0.5, "recorded grid": 0.5}  # others are printed: noise asks for steps
+SHARE_MAY_BE = {"H200, cards busy": 0.5, "recorded grid": 0.5}  # others: only printed, noise needs steps
 
 
 def run(name: str, make: Callable[[Noise, random.Random], list[Candidate]], noise: Noise) -> list[Study]:
@@ -192,7 +192,7 @@ def test_fewer_steps_find_the_same_winners() -> None:
 
 
 def compare(studies: Sequence[Study], end: str) -> float:
-    """Print a line; the lower end of how much more often ours is wrong."""
+    """Print a line. Return the lower bound of how much more often our winner is wrong."""
     fixed, ours = ([found.loss[f"{way}{end}"] for found in studies] for way in ("fixed", "ours"))
     more = [float(mine > 0) - float(other > 0) for mine, other in zip(ours, fixed, strict=True)]
     low, high = bootstrap(more)
@@ -204,13 +204,13 @@ def compare(studies: Sequence[Study], end: str) -> float:
     return low
 
 
-# ---------------------------------------------------------------- two plans that are alike
+# ---------------------------------------------------------------- two equal plans
 
 
 @pytest.mark.parametrize("margin", [0.0, MARGIN])
 def test_of_two_equal_plans_none_is_called_better(margin: float) -> None:
-    """The second is given up where timing ends futile. Launches differ too, which no step of one shows."""
-    print(f"\nof two equal plans the second is given up, with a bar {margin:.1%} above the first")
+    """The second plan should rarely end as futile, even though launches of equal plans differ too."""
+    print(f"\nruns that give up the second of two equal plans, with a limit {margin:.1%} above the first")
     print(f"{'':30s} launches alike         launches differ")
     for name, noise in MACHINES.items():
         alike = given_up(dataclasses.replace(noise, launch=0.0), margin)
@@ -237,7 +237,7 @@ def given_up(noise: Noise, margin: float) -> list[float]:
 
 
 def test_the_mixture_is_near_the_best_at_every_number_of_steps() -> None:
-    """What stopping.EFFECT_VARIANCE is chosen by."""
+    """This computation chose the value of stopping.EFFECT_VARIANCE."""
     numbers = range(4, STEPS + 1)
     values = [tenths / 10 for tenths in range(1, 400)]
     best = {n: min(factor(n, value) for value in values) for n in numbers}
@@ -251,7 +251,7 @@ def test_the_mixture_is_near_the_best_at_every_number_of_steps() -> None:
 
 
 def factor(n: int, variance: float) -> float:
-    """Half-width in standard deviations of a step, at 95%."""
+    """Return the interval's half-width at 95%, in standard deviations of a step."""
     spread = 1 + n * variance
     ratio = (spread / 0.05**2) ** (1 / n)
     if ratio >= spread:

@@ -1,4 +1,4 @@
-"""What it costs to know before launching: `make bench`. A dry run estimates thousands of plans. Prints."""
+"""Print how long estimates take, since a dry run estimates thousands of plans: `make bench`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def estimator() -> Estimator:
 
 
 def ended(plan: Plan, estimator: Estimator) -> Trial:
-    """A trial that needed a tenth more memory, and twice the time, than was expected."""
+    """Return a trial that needed a tenth more memory and twice the time of its estimate."""
     expected = estimator.estimate(plan)
     seen = a_measurement(peak_bytes=int(1.1 * expected.peak_bytes), step_s=2 * expected.step_s)
     return a_measured_trial(plan=plan, estimate=expected, outcome=seen)
@@ -45,7 +45,7 @@ def test_estimates_of_memory_time_and_fit(estimator: Estimator) -> None:
     began = time.process_time()
     fitting = sum(estimator.estimate(plan).fit == "fits" for plan in asked)
     spent = time.process_time() - began
-    print(f"\n{ESTIMATES} whole estimates in {spent:.2f} s: {1e3 * spent / ESTIMATES:.3f} ms a plan")
+    print(f"\n{ESTIMATES} whole estimates in {spent:.2f} s: {1e3 * spent / ESTIMATES:.3f} ms per plan")
     assert 0 < fitting < ESTIMATES
 
 
@@ -53,6 +53,6 @@ def test_estimates_of_memory_time_and_fit(estimator: Estimator) -> None:
 def test_learning_from_trials(estimator: Estimator, count: int) -> None:
     estimator.learn([ended(plan, estimator) for plan in plans(count)])
     began = time.process_time()
-    estimator.estimate(plans(1)[0])  # the first one after it learned fits the factors
+    estimator.estimate(plans(1)[0])  # the first estimate after learning fits the factors
     print(f"\nfactors fitted to {count} trials in {time.process_time() - began:.2f} s")
     assert estimator.observations == count

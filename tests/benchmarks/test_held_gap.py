@@ -1,4 +1,4 @@
-"""The gap between two trials in a held allocation of a real Slurm: `make bench`. Asserts no time."""
+"""Print the gap between two trials in a held allocation of a real Slurm: `make bench`. Asserts no time."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_the_gap_between_two_trials(line: SlurmLine) -> None:
         assert job is not None
         spans.append((job.started_at, place.exit(0).stat().st_mtime))
     gaps = [begun - ended for (_, ended), (begun, _) in pairwise(spans)]
-    print(f"\nfrom a trial's end to the next one's first act: {statistics.median(gaps):.1f} s", end=" ")
-    print(f"({', '.join(f'{gap:.1f}' for gap in gaps)}); waited in the queue once")
+    print(f"\nfrom a trial's end to the start of the next: {statistics.median(gaps):.1f} s", end=" ")
+    print(f"({', '.join(f'{gap:.1f}' for gap in gaps)}); one wait in the queue")

@@ -1,6 +1,6 @@
-"""How well memory is estimated, on recorded trials: `make bench`. Prints, and asserts next to nothing.
+"""Print the errors of memory estimates on recorded trials: `make bench`. Almost nothing is asserted.
 
-Errors are of the peak that torch allocated. SHARDSWEEP_TABLES adds tables (see recorded.py).
+Errors are those of the peak that torch allocated. SHARDSWEEP_TABLES adds tables (see recorded.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def peak(row: Row, factors: MemoryFactors = COLD) -> int:
 
 
 def errors(rows: Sequence[Row], factors: MemoryFactors = COLD) -> list[float]:
-    """Relative, signed, of the trials that ran."""
+    """Return the signed relative errors for the trials that ran."""
     return [peak(row, factors) / row.peak_bytes - 1 for row in rows if not row.is_oom and row.peak_bytes]
 
 
@@ -59,7 +59,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def sizes(values: Sequence[float]) -> str:
-    """Quantiles of their sizes."""
+    """Format quantiles of the absolute errors."""
     absolute = [abs(value) for value in values]
     shares = [100 * quantile(absolute, share) for share in (0.5, 0.95)]
     largest = 100 * max(absolute, default=float("nan"))
@@ -84,7 +84,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def speed(row: Row) -> float:
-    """Tokens a second, by the steps after the first."""
+    """Tokens per second, without the first step."""
     steps = row.steps_s[1:]
     return row.plan.tokens_per_step * len(steps) / sum(steps) if steps else 0.0
 
@@ -114,7 +114,7 @@ def test_estimates_without_any_measurement() -> None:
 
 
 def test_estimates_after_some_measurements() -> None:
-    """Calibrated on k trials of the table chosen at random, errors of all others; OOMs count among the k."""
+    """Calibrate on k random trials of a table, OOMs included, and print the errors on all others."""
     for name, rows in tables().items():
         chooser = random.Random(0)
         print(f"\n{name}: {CHOICES} random choices of trials to calibrate on")
@@ -138,7 +138,7 @@ def test_estimates_after_some_measurements() -> None:
 
 
 def test_estimates_after_another_table() -> None:
-    """Fitted to all trials of one table, errors of those of another: other card counts, models, plans."""
+    """Fit to all trials of one table, and print errors on tables with other GPU counts, models and plans."""
     everything = tables()
     for name, rows in everything.items():
         factors = fit(rows)
@@ -152,7 +152,7 @@ def test_estimates_after_another_table() -> None:
 
 @pytest.mark.parametrize("kind", ["pipeline", "tensor", "zero3", "offload"])
 def test_estimates_where_one_kind_is_counted_wrongly(kind: str) -> None:
-    """Its measurements made 1.2 times as large; after 8 trials of all tables, errors of all others."""
+    """Multiply one kind's measurements by 1.2, learn from 8 trials, and print the errors on all others."""
     rows = [
         dataclasses.replace(row, peak_bytes=round(row.peak_bytes * WRONG ** (class_of(row.plan) == kind)))
         for table in tables().values()
@@ -170,7 +170,7 @@ def test_estimates_where_one_kind_is_counted_wrongly(kind: str) -> None:
 
 
 def test_each_rank() -> None:
-    """Where a table has all ranks' peaks: the estimate of each, signed; and of the host's memory."""
+    """Print signed errors for each rank's peak and for host memory, where a table has all ranks' peaks."""
     for name, rows in tables().items():
         for row in [row for row in rows if row.rank_peak_bytes]:
             memory = memory_of(row.plan, row.model, row.hardware)
@@ -209,5 +209,5 @@ def test_an_estimate_costs() -> None:
     for row in rows * 10:
         peak(row)
     spent = time.process_time() - began
-    print(f"\n{1e3 * spent / len(rows) / 10:.3f} ms a plan")
+    print(f"\n{1e3 * spent / len(rows) / 10:.3f} ms per plan")
     assert rows

@@ -1,7 +1,7 @@
-"""How many launches fail where the best plans border on too large: `make bench`. Prints.
+"""Print how many launches fail if the best plans almost exceed the memory limit: `make bench`.
 
-Of 320 made-up plans about three in ten need more than there is. What they need is off our estimates by the
-same factor throughout; step times are off by a tenth, each by itself.
+About three in ten of 320 made-up plans need more memory than there is. All needs differ from our estimates by
+the same factor. Each step time differs from its estimate independently, by about a tenth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.benchmarks.search_study import Ours, searched
 from tests.benchmarks.simulator.made_up_tables import bordering_table
 from tests.benchmarks.test_search import SEEDS
 
-FEW = 4  # failures from which the gate has learned
+FEW = 4  # failures after which the gate should have learned
 TRIALS = 40
 TO_THE_END = Ours(trials=TRIALS, confirm_best=0, improvement=0.0)
 WITHOUT_GATE = Ours(trials=TRIALS, confirm_best=0, improvement=0.0, gate=False)
@@ -25,7 +25,7 @@ EXCESSES = (1.0, 1.15, 1.3)
 
 
 def failed(ours: Ours, excess: float, seed: int) -> list[bool]:
-    """Of each launch, in order."""
+    """Run a study, and return for each launch, in order, whether it failed."""
     study = searched(bordering_table(excess, seed=seed), seed, ours)
     return [job.run.row.failure is not None for job in study.cluster.ended]
 
@@ -35,7 +35,7 @@ def course(excess: float, seed: int) -> Course:
 
 
 def later(launches: list[bool]) -> list[bool]:
-    """Those after the first few failures."""
+    """Return the launches after the first few failures."""
     seen = [sum(launches[:index]) for index in range(len(launches))]
     return [failure for failure, before in zip(launches, seen, strict=True) if before >= FEW]
 
@@ -44,7 +44,7 @@ def later(launches: list[bool]) -> list[bool]:
 def test_few_launches_fail_after_the_first_failures(excess: float) -> None:
     table = bordering_table(excess)
     failing = sum(row.failure is not None for row in table.rows) / len(table.rows)
-    print(f"\nneeds are {excess:g} of the estimates; {failing:.0%} of the plans fail; {SEEDS} seeds")
+    print(f"\nneeds are {excess:g} x the estimates; {failing:.0%} of the plans fail; {SEEDS} seeds")
     with ProcessPoolExecutor() as pool:
         for name, ours in (("shardsweep", TO_THE_END), ("  without gate", WITHOUT_GATE)):
             found = list(pool.map(functools.partial(failed, ours, excess), range(SEEDS)))

@@ -1,7 +1,6 @@
-"""What the orchestrator itself costs: `make bench`. Jobs are scripted and time is fake; what is left is us.
+"""Print the time that the orchestrator itself takes: `make bench`. Jobs are scripted and time is fake.
 
-Prints what it saw and asserts nothing of time. Compare lines of one run with each other, not with another
-machine's.
+No time is asserted. Compare only lines of the same run, not of different machines.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ SPACE = SearchSpace(
 
 
 def test_the_loop_costs_milliseconds_a_trial(bench: Callable[..., Bench]) -> None:
-    """Ask, plan, write, submit, collect, tell: for the first trials of a study, and for later ones."""
+    """Time ask, plan, write, submit, collect and tell, for the first trials of a study and for later ones."""
     study, done = bench(), 0
-    print("\ntrials so far   ms a trial   ms a trial to start again")
+    print("\ntrials so far ms per trial  ms per trial at a restart")
     for total in TRIALS:
         began = time.perf_counter()
         study.start(*WIDE, limits=Limits(trials=total, hours=None, retries=1))
@@ -68,4 +67,4 @@ def test_a_proposal_costs(sampler: str) -> None:
             proposal, Lesson(point=proposal.point, scores=(value,), legal=HOLDS, memory=HOLDS, trained=HOLDS)
         )
     last = sorted(spent[-20:])
-    print(f"\n{sampler}: {1e3 * last[10]:.1f} ms a proposal (median of the last 20 of {ASKS[sampler]})")
+    print(f"\n{sampler}: {1e3 * last[10]:.1f} ms per proposal (median of the last 20 of {ASKS[sampler]})")

@@ -1,15 +1,16 @@
-"""How few GPU-seconds the search takes: `make bench`. Every method on the same recorded tables; prints.
+"""Print the GPU-seconds that each search method takes on the same recorded tables: `make bench`.
 
-A launch costs what it did on the recorded machine: imports, start-up, each step, failures too. `found`: spent
-when a method's incumbent, the best by its own noisy numbers, was within 2% of the table's optimum for good,
-and `ended`: when it had ended by itself and announced a winner, confirmation included; rivals without an end
-have none. A search that ends more than 2% off is charged the whole grid on top. What estimates take for
-granted was read off tables of a llama of 1.3 billion parameters; h200x2_half_cap24, where it is there, was
-recorded later, and no formula was made with it in view.
+A launch costs what it took on the recorded machine: imports, start-up and each step; failures cost too.
+`found` is the cost until a method's incumbent (the best by its own noisy measurements) was within 2% of the
+table's optimum and stayed so. `ended` is the cost until the method had ended by itself and announced a
+winner, confirmation included; methods without an end have none. A search that ends more than 2% off is
+charged the whole grid in addition. The constants of our estimates were derived from tables of a llama with
+1.3 billion parameters; h200x2_half_cap24, if present, was recorded later and influenced no formula.
 
-A seed of ours takes half a second of one core or less, one of Optuna's GP up to minutes.
+A seed of our search takes at most half a second on one core, a seed of Optuna's GP up to minutes.
 
-SHARDSWEEP_SEEDS says how many seeds (100), SHARDSWEEP_METHODS which methods (all, separated by semicolons).
+SHARDSWEEP_SEEDS is the number of seeds (default 100), SHARDSWEEP_METHODS the methods, separated by semicolons
+(default all).
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ SEEDS = int(os.environ.get("SHARDSWEEP_SEEDS", "100"))
 METHODS = tuple(filter(None, os.environ.get("SHARDSWEEP_METHODS", "").split(";"))) or (*VARIANTS, *RIVALS)
 OURS = "shardsweep"
 FIXED_STEPS = "  always 20 steps"
-MOST_OFF = 0.05  # share of seeds that may end more than 2% off
+MOST_OFF = 0.05  # allowed share of seeds that end more than 2% off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A method on a table, over seeds."""
+    """The results of a method on a table, by seed."""
 
     found_gpu_s: tuple[float, ...]
     ended_gpu_s: tuple[float, ...]  # empty: it has no end
     off: tuple[bool, ...]
-    wrong: tuple[bool, ...]  # another plan than the optimum, if only a little slower
+    wrong: tuple[bool, ...]  # the winner is not the optimum, even if it is only slightly slower
     trials: tuple[float, ...]
-    steps: tuple[float, ...]  # timed, of each launch that did not fail
+    steps: tuple[float, ...]  # mean number of timed steps per launch that did not fail
 
 
 def result_of(courses: Sequence[Course], grid_gpu_s: float) -> Result:
@@ -71,9 +72,9 @@ def _charged(course: Course, spent: float | None, grid_gpu_s: float) -> float:
 
 @functools.cache
 def _pool() -> ProcessPoolExecutor:
-    """All cores, each with a process that computes on that core alone."""
+    """Return a pool of one single-threaded process per core."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"  # read when a fresh process imports numpy
+        os.environ[name] = "1"  # a fresh process reads it when it imports numpy
     return ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -85,9 +86,9 @@ def _no_process_is_left() -> Iterator[None]:
 
 @functools.cache
 def _started() -> dict[tuple[str, str, int], Future[Course]]:
-    """Every search by method, table and seed, in the order of printing: so no core waits for a slow one.
+    """Start all searches at once, in the order of printing, so that no core waits for a slow one.
 
-    Each is the same in whatever order, and on however many cores.
+    A search's result depends neither on the order nor on the number of cores.
     """
     jobs = itertools.product(METHODS, _tables(), range(SEEDS))
     return {job: _pool().submit(_course, *job) for job in jobs}
@@ -110,7 +111,7 @@ def result(method: str, table: str) -> Result:
     return result_of(found, course_of("full grid", _tables()[table], 0).total_gpu_s)
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- printing
 
 
 def cells(found: Result) -> str:
@@ -133,13 +134,13 @@ def goal_line(what: str, goal: float, reached: Interval) -> str:
     if reached.high <= goal:
         verdict = "met"
     else:
-        verdict = "met on average, not surely" if reached.value <= goal else "missed"
+        verdict = "met on average, not at 95%" if reached.value <= goal else "missed"
     bounds = f"[{reached.low:6.1%}, {reached.high:6.1%}]"
     return f"  {what:56} {reached.value:7.1%} {bounds}  goal {goal:4.0%}: {verdict}"
 
 
 def goals(table: str) -> list[str]:
-    """Ours until it has announced, confirmation included, by a rival's cost until it has."""
+    """Return lines with the ratios of our search's cost to that of other methods, and their goals."""
     ours = result(OURS, table)
     asked = [
         *(("random", 0.25, False), ("full grid", 0.10, True)),
@@ -177,9 +178,9 @@ def test_gpu_seconds_until_the_winner_is_found() -> None:
 def test_adaptive_measuring_takes_fewer_steps_and_is_no_worse(name: str) -> None:
     adaptive, fixed = result(OURS, name), result(FIXED_STEPS, name)
     print(f"\n\n{name}: adaptive measuring, {SEEDS} seeds; repeats included")
-    print(goal_line("timed steps a launch, of a fixed 20", 0.5, _over(adaptive.steps, FIXED.steps)))
+    print(goal_line("timed steps per launch, over a fixed 20", 0.5, _over(adaptive.steps, FIXED.steps)))
     print(goal_line("another plan than the optimum wins", 1.0, statistics.share(adaptive.wrong)))
-    print(goal_line("  and with 20 steps each", 1.0, statistics.share(fixed.wrong)))
+    print(goal_line("  the same with 20 steps each", 1.0, statistics.share(fixed.wrong)))
     assert statistics.share(adaptive.off).value <= max(MOST_OFF, statistics.share(fixed.off).value)
 
 
@@ -193,14 +194,14 @@ def _tells_apart(seed: int) -> bool:
 
 
 def test_two_equal_plans_are_seldom_told_apart() -> None:
-    """A/A: two plans of one and the same step time; the winner must not be called better than the other."""
+    """Run an A/A test: of two plans with the same step time, neither may be called better."""
     better = list(_pool().map(_tells_apart, range(2 * SEEDS)))
-    print(goal_line("\nequal plans of which one is called better", 0.05, statistics.share(better)))
+    print(goal_line("\none of two equal plans is called better", 0.05, statistics.share(better)))
     assert statistics.share(better).low <= 0.05
 
 
 def test_the_tables_have_few_good_plans() -> None:
-    """What makes a search of them worth something."""
+    """Otherwise a search of them would show nothing."""
     for table in _tables().values():
         good = sum(table.shortfall(row) <= GOOD for row in table.rows)
         failing = sum(row.failure is not None for row in table.rows)

@@ -1,4 +1,4 @@
-"""How fast trials go through a real Slurm, and how often it is asked: `make bench`. Jobs copy files."""
+"""Print the throughput of trials through a real Slurm, and the query rate: `make bench`. Jobs copy files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SITE = Site(
 
 @dataclass
 class TimedCluster(SlurmCluster):
-    """The true one, its submissions timed."""
+    """The real cluster, with timed submissions."""
 
     submit_s: list[float] = field(default_factory=list)
     launched: list[TrialSpec] = field(default_factory=list)
@@ -70,7 +70,7 @@ class RealTime:
 
 
 def copying(template: Path) -> Callable[[Path], Executor]:
-    """Jobs that leave what a measured rank leaves."""
+    """Return an executor whose jobs copy the files of a measured rank."""
 
     class Copying(Executor):
         @property
@@ -95,8 +95,8 @@ def test_trials_go_through_slurm(
     took_s = time.perf_counter() - began
     assert study.states.count(State.MEASURED) == TRIALS
     print(
-        f"\n{TRIALS} trials, {AT_ONCE} at once, in {took_s:.1f} s: {TRIALS / took_s:.1f} a second; "
+        f"\n{TRIALS} trials, {AT_ONCE} at once, in {took_s:.1f} s: {TRIALS / took_s:.1f} per second; "
         f"sbatch took {1e3 * statistics.median(cluster.submit_s):.0f} ms each (median); "
-        f"{cluster.watch.queries} queries, {cluster.watch.queries / took_s:.2f} a second"
+        f"{cluster.watch.queries} queries, {cluster.watch.queries / took_s:.2f} per second"
     )
     assert cluster.watch.queries / took_s < QUERIES_A_SECOND

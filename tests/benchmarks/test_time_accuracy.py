@@ -1,9 +1,9 @@
-"""How well step times are known before launching: `make bench`. Scored on recorded trials, nothing runs.
+"""Print the errors of step time estimates on recorded trials: `make bench`. No job runs.
 
-Prints errors of the estimates as they come, and after some trials have been measured, beside what simpler
-models make of the same rows. A timed row has two steps only, which differ by a few percent: so do the errors.
-What the host takes for an operation was read off these very tables, so errors before any trial are smaller
-here than on another machine; the test that begins with wrong factors shows what trials mend then.
+Errors are printed before any trial and after learning from some, beside those of simpler models on the same
+rows. A timed row has only two steps, which differ by a few percent; the errors are uncertain by as much. The
+host's time per operation was derived from these same tables, so errors before any trial are smaller here than
+on another machine. The test that begins with wrong factors shows how much trials then correct.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ CHOICES = 100  # random sets of calibration trials
 TRIALS = (1, 3, 8)
 PREDICTED_BEST = 5
 ESTIMATES = 5000
-MFU = 0.45  # what public trainings of 1 to 8 billion parameters reach on one node
-EFFICIENCY = 0.5  # llm-analysis, in its validation on LLaMA
-# As a machine would be whose card is slower and whose host is faster than the constants say.
+MFU = 0.45  # published trainings of 1 to 8 billion parameters on one node reach this
+EFFICIENCY = 0.5  # the value that llm-analysis uses in its validation on LLaMA
+# Factors of a machine whose GPU is slower and whose host is faster than the constants say.
 WRONG = dataclasses.replace(
     COLD, compute=0.7, launch=1.8, hooks=1.2, communication=0.5, offload=0.6, update=0.7
 )
 
-Predictor = Callable[[Row], float]  # seconds a step
+Predictor = Callable[[Row], float]  # seconds per step
 Learner = Callable[[Sequence[Row]], Predictor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Of a predictor on rows it was not told of; `finds_best` is over all rows, as a study would ask."""
+    """A predictor's errors on rows that it has not seen. `finds_best` is over all rows, as in a study."""
 
     median: float
     p95: float
@@ -68,7 +68,7 @@ def is_timed(row: Row) -> bool:
 
 
 def step_s(row: Row) -> float:
-    """The first one warms up."""
+    """The median step time in seconds, without the first step, which is warm-up."""
     return statistics.median(row.steps_s[1:])
 
 
@@ -94,7 +94,7 @@ def factors_of(seen: Sequence[Row], start: TimeFactors = COLD) -> TimeFactors:
 
 
 def scaled(model: Predictor) -> Learner:
-    """One factor for all, learned from what was seen: the median ratio."""
+    """Return a learner that scales a model by one factor, the median ratio over the rows seen."""
 
     def learn(seen: Sequence[Row]) -> Predictor:
         ratios = [step_s(row) / model(row) for row in seen]
@@ -105,14 +105,14 @@ def scaled(model: Predictor) -> Learner:
 
 
 def flops_alone(row: Row) -> float:
-    """All FLOPs at one utilization; 8 P instead of 6 P where blocks are recomputed."""
+    """Predict from FLOPs at one utilization, with 8 P instead of 6 P FLOPs if blocks are recomputed."""
     return computing_s(row, MFU)
 
 
 def textbook(row: Row) -> float:
-    """FLOPs at one efficiency, gradients and weights over the link, weights updated at memory speed.
+    """Predict from FLOPs at one efficiency, transfers over the link, and an update at memory bandwidth.
 
-    As llm-analysis has it: what is exchanged is not hidden, the host costs nothing.
+    As in llm-analysis, communication does not overlap with computing, and the host takes no time.
     """
     plan, hardware = row.plan, row.hardware
     held = row.model.parameters / (plan.tensor * plan.pipeline)
@@ -132,12 +132,12 @@ def computing_s(row: Row, share: float) -> float:
 
 
 def nearest(seen: Sequence[Row]) -> Predictor:
-    """What the most similar trial took."""
+    """Predict the step time of the most similar trial seen."""
     return lambda row: step_s(min(seen, key=lambda other: distance(row.plan, other.plan)))
 
 
 def distance(one: Plan, other: Plan) -> float:
-    """A changed knob counts one, and so does twice the micro-batch."""
+    """The distance of two plans: 1 per changed knob, and 1 per doubling of the micro-batch."""
     knobs = [
         (plan.strategy, plan.tensor, bool(plan.checkpoint_every), plan.zero.overlap_comm)
         for plan in (one, other)
@@ -179,7 +179,7 @@ def score(predict: Predictor, rows: Sequence[Row], others: Sequence[Row]) -> Sco
 
 
 def averaged(scores: Sequence[Score]) -> Score:
-    """Medians over choices of calibration trials; of `finds_best` the share."""
+    """Combine scores over choices of calibration trials: medians, and the share of `finds_best`."""
     return Score(
         median=statistics.median(one.median for one in scores),
         p95=statistics.median(one.p95 for one in scores),
@@ -189,14 +189,14 @@ def averaged(scores: Sequence[Score]) -> Score:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation; 0 where nothing is told apart."""
+    """Return the rank correlation; 0 if all values of `one` are equal."""
     if len(set(one)) < 2:
         return 0.0
     return statistics.correlation(ranks(one), ranks(other))
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Equal values share the mean of their places."""
+    """Return the ranks of values. Equal values get the mean of their ranks."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
@@ -211,7 +211,7 @@ def after(learn: Learner, rows: Sequence[Row], trials: int) -> Score:
     return averaged(scores)
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- printing
 
 
 @pytest.mark.parametrize("table", timed_tables())
@@ -229,7 +229,7 @@ def test_step_times_are_known_before_and_after_some_trials(table: str) -> None:
 
 @pytest.mark.parametrize("table", timed_tables())
 def test_step_times_after_another_table(table: str) -> None:
-    """Fitted to all trials of another table, with another number of cards."""
+    """Fit to all trials of another table, which has another number of GPUs."""
     rows = timed_tables()[table]
     print(f"\n{'fitted to':30} scored on {table}:  median      p95 spearman best in 5")
     print(f"{'nothing':30} {score(ours([]), rows, rows).line}")
@@ -278,4 +278,4 @@ def test_an_estimate_costs_little() -> None:
     for number in range(ESTIMATES):
         assert time_of(*cases[number % len(cases)]).step_s > 0
     spent = time.perf_counter() - began
-    print(f"\n{ESTIMATES} estimates of time in {spent:.2f} s: {1e3 * spent / ESTIMATES:.3f} ms a plan")
+    print(f"\n{ESTIMATES} estimates of time in {spent:.2f} s: {1e3 * spent / ESTIMATES:.3f} ms per plan")

@@ -1,4 +1,4 @@
-"""Whether slots are idle while there is something to launch: `make bench`. Prints, against batches."""
+"""Print the share of time for which slots are used, compared with a search in batches: `make bench`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGER = 3
 
 
 def test_slots_are_used_while_there_is_something_to_launch() -> None:
-    """A search in batches waits for the longest trial of each; here the first batch has a long one."""
+    """A search in batches waits for each batch's longest trial. Here the first batch has a long one."""
     batches = -(-PLANS // SLOTS)
     in_batches = (PLANS + LONGER - 1) / (SLOTS * (batches + LONGER - 1))
     print(f"\nin batches of {SLOTS}: {in_batches:.1%} used")

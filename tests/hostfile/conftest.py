@@ -1,4 +1,4 @@
-"""A real sshd on loopback addresses, each of which stands for a host, while the tests run."""
+"""A real sshd that runs during the tests on loopback addresses, each of which plays a host."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import pytest
 from tests.conftest import QUICK, CommandLine
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
-DOWN = "127.0.0.4"  # where nobody listens
+DOWN = "127.0.0.4"  # nobody listens there
 TINY = ("-m", "cluster=hostfile", "cluster.device=cpu", "model=tiny_llama", "tracking=none", *QUICK)
 
 
 @dataclass(frozen=True)
 class Sshd:
-    """Reached with a key and a list of known hosts of its own."""
+    """A running sshd, reached with its own key and list of known hosts."""
 
     directory: Path
     port: int
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Configuration keys that reach it."""
+        """The configuration keys by which a study reaches it."""
         arguments = (
             "-F/dev/null",
             f"-i{self.directory}/key",
@@ -68,7 +68,7 @@ def _configure(directory: Path, port: int) -> Path:
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
         "PermitRootLogin prohibit-password",
-        "StrictModes no",  # the directory of temporary files is everybody's
+        "StrictModes no",  # everybody may write to the directory of temporary files
         "UsePAM no",
         f"PidFile {directory}/sshd.pid",
     ]
@@ -91,7 +91,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     assert program is not None
     directory, port = tmp_path_factory.mktemp("sshd"), _free_port()
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd's privilege separation wants it
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd's privilege separation needs it
     config = _configure(directory, port)
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([program, "-D", "-e", "-f", str(config)], stderr=log)

@@ -1,4 +1,4 @@
-"""Trials over two hosts that a real sshd stands for, through `python sweep.py`."""
+"""Trials over two hosts, both played by a real sshd, through `python sweep.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attempt(line: HostfileLine, number: int = 1) -> AttemptDir:
 
 
 def processes_of(place: AttemptDir) -> list[int]:
-    """Of this host, whose command names the attempt."""
+    """The pids of this host's processes whose command names the attempt."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -53,7 +53,7 @@ def processes_of(place: AttemptDir) -> list[int]:
 
 
 def launchers_of(place: AttemptDir) -> list[int]:
-    """DeepSpeed's, of each host."""
+    """The pids of DeepSpeed's launchers, one for each host."""
     return [
         pid
         for pid in processes_of(place)
@@ -105,8 +105,8 @@ def test_all_that_is_wrong_with_a_hostfile_is_said_at_once(line: HostfileLine) -
     assert done.returncode == 2
     path = line.directory / "hosts"
     assert done.stderr.splitlines() == [
-        f"{path}:2: 'b slot=2' is no host; write HOST slots=N",
-        f"{path}:3: a is there already; give each host one line",
+        f"{path}:2: 'b slot=2' names no host; write HOST slots=N",
+        f"{path}:3: a is listed twice; give each host one line",
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_trial_without_an_orchestrator_is_cancelled_on_all_hosts(
 def test_a_launcher_that_is_killed_is_a_lost_node_and_leaves_no_rank(
     line: HostfileLine, wait_for: Wait
 ) -> None:
-    """As when the kernel kills it for want of memory."""
+    """A launcher dies as if the kernel had killed it because memory ran out."""
     process = line.start(*line.arguments(), *ONE)
     wait_for(lambda: has_begun(attempt(line)), 90)
     os.kill(launchers_of(attempt(line))[1], signal.SIGKILL)

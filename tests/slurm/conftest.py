@@ -1,4 +1,4 @@
-"""A real Slurm on this host while the tests run: four nodes of eight cores and four pretended GPUs each."""
+"""A real Slurm on this host while the tests run: four nodes, each with eight cores and four fake GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = ("cluster=slurm", "cluster.device=cpu", "model=tiny_llama", "tracking=non
 
 @dataclass(frozen=True)
 class Slurm:
-    """A cluster that is up. Its commands find it by SLURM_CONF."""
+    """A running cluster. Slurm's commands find it by SLURM_CONF."""
 
     directory: Path
 
@@ -55,7 +55,7 @@ class SlurmLine(CommandLine):
 
 
 def _started(directory: Path, **settings: str) -> Iterator[Slurm]:
-    """Where none can be started, the tests are skipped; in CI they fail."""
+    """Start a cluster and stop it afterwards. If that fails, skip the tests, or fail them in CI."""
     done = subprocess.run(
         ["bash", str(HERE / "start.sh"), str(directory)],
         env={**os.environ, **settings},

@@ -31,7 +31,7 @@ fi
 [ -n "$(ls /usr/lib/*/slurm-wlm/select_cons_tres.so 2>/dev/null)" ] || need+=(slurm-wlm-basic-plugins)
 if ((${#need[@]})); then echo "packages are missing: ${need[*]}" >&2; exit 3; fi
 
-# --- the host's own name must be a loopback address (srun/slurmd bind to it) ---
+# --- the host's own name must resolve to a loopback address (srun/slurmd bind to it) ---
 H=$(hostname -s)
 ADDR=$(getent ahostsv4 "$H" | awk 'NR==1{print $1}') || true
 [ -n "$ADDR" ] || { echo "127.0.0.1 $H" >> /etc/hosts; ADDR=127.0.0.1; }
@@ -44,7 +44,7 @@ for ((i=1;i<=NODES;i++)); do mkdir -p "$DIR/spool.n$i"; done
 for ((i=0;i<GPUS;i++)); do mknod "$DIR/run/gpu$i" c 1 3; done     # copies of /dev/null: fake GPUs
 head -c 1024 /dev/urandom > "$DIR/etc/munge.key"; chmod 400 "$DIR/etc/munge.key"
 
-# cgroup memory constraint (real OOM kills) if a writable v1 memory controller is there
+# constrain memory by cgroup (real OOM kills) if there is a writable v1 memory controller
 CG=0
 if [ "$CGROUP" != 0 ] && [ -d /sys/fs/cgroup/memory ] && [ -w /sys/fs/cgroup/memory ] && [ -d /sys/fs/cgroup/freezer ] ; then CG=1; fi
 [ "$CGROUP" = 1 ] && CG=1
@@ -63,7 +63,7 @@ SlurmctldHost=$H($ADDR)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# cred_expire also is the delay before a requeued job may start again (default 120 s); below ~10 the old step may still run: "Duplicate jobid" drains the node
+# cred_expire is also the delay before a requeued job may start again (default 120 s); below ~10 s the old step may still run, and "Duplicate jobid" drains the node
 AuthInfo=socket=$DIR/run/munge.sock,cred_expire=10
 SlurmctldPort=$PORT
 SlurmctldPidFile=$DIR/run/slurmctld.pid
@@ -85,7 +85,7 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,batch_sched_delay=0,sched_interval=2
-# submitit requeues on the user signal (--signal=USR2@..): have preemption send it too
+# submitit requeues on the user signal (--signal=USR2@..), so preemption sends it too
 SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -102,7 +102,7 @@ if [ "$ACCOUNTING" = 0 ]; then echo AccountingStorageType=accounting_storage/non
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=$ADDR
 AccountingStoragePort=$((PORT+1))
-# socket of the munged to use when talking to slurmdbd (AuthInfo is not used for that)
+# the munged socket for talking to slurmdbd (AuthInfo does not apply there)
 AccountingStoragePass=$DIR/run/munge.sock
 AccountingStorageTRES=gres/gpu
 E
@@ -150,10 +150,10 @@ cat > "$DIR/env.sh" <<E
 export SLURM_CONF=$DIR/etc/slurm.conf
 E
 . "$DIR/env.sh"
-# LINK=1: give clients that lost SLURM_CONF the default path as well
+# LINK=1: clients that lost SLURM_CONF find the cluster by the default path
 if [ "${LINK:-0}" = 1 ] && { [ -L /etc/slurm/slurm.conf ] || [ ! -e /etc/slurm/slurm.conf ]; }; then
   mkdir -p /etc/slurm; ln -sfn "$DIR/etc/slurm.conf" /etc/slurm/slurm.conf; fi
-# daemons must not inherit a surrounding job's variables
+# The daemons must not inherit a surrounding job's variables.
 for v in $(compgen -e | grep -E '^(SLURM|SLURMD|SBATCH|SRUN|SUBMITIT)_' | grep -v '^SLURM_CONF$' || true); do unset "$v"; done
 
 # --- start -------------------------------------------------------------------

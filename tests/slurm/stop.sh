@@ -1,5 +1,5 @@
 #!/bin/bash
-# stop.sh DIR : stops only the processes that start.sh DIR began (by pid file; steps by open log file)
+# stop.sh DIR: stops only the processes that start.sh DIR started (found by pid file; steps by open log file)
 set -u
 DIR=$(readlink -m "${1:?usage: $0 DIR}"); export SLURM_CONF=$DIR/etc/slurm.conf PATH=$PATH:/usr/sbin
 pid() { [ -s "$DIR/run/$1.pid" ] && cat "$DIR/run/$1.pid"; }
@@ -7,7 +7,7 @@ if p=$(pid slurmctld) && kill -0 "$p" 2>/dev/null; then
   timeout 10 scancel -u root >/dev/null 2>&1
   for i in $(seq 100); do [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break; sleep 0.1; done
 fi
-# state is thrown away at the next start, so: 1 s grace, then SIGKILL
+# The next start throws the state away, so 1 s of grace before SIGKILL is enough.
 end() { for p in "$@"; do kill "$p" 2>/dev/null; done
   for i in $(seq 10); do a=0; for p in "$@"; do kill -0 "$p" 2>/dev/null && a=1; done; [ $a = 0 ] && return; sleep 0.1; done
   for p in "$@"; do kill -9 "$p" 2>/dev/null; done; }

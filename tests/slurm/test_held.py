@@ -1,4 +1,4 @@
-"""Studies in a held allocation of a real Slurm: one wait in the queue, whatever happens to the nodes."""
+"""Studies in held allocations of a real Slurm wait in the queue once, and survive what happens to nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attempt(line: SlurmLine, trial: int = 1, number: int = 1) -> AttemptDir:
 
 
 def holds(line: SlurmLine) -> list[Hold]:
-    """All allocations that the study asked for."""
+    """All allocations that the study requested."""
     places = sorted((line.studies / "x" / "holds").glob("[0-9]*"))
     return [hold for place in places if (hold := read_document(HoldDir(place).record, Hold)) is not None]
 
@@ -53,7 +53,7 @@ def has_begun(place: AttemptDir) -> bool:
 def test_two_allocations_hold_a_trial_each_and_the_end_of_one_is_survived(
     line: SlurmLine, slurm: Slurm, wait_for: Wait
 ) -> None:
-    """Four nodes; trials of two nodes x two ranks, both at once; one's allocation is cancelled."""
+    """Two trials of two nodes x two ranks run at once on four nodes; one's allocation is cancelled."""
     process = line.start(*TWO_BY_TWO)
     wait_for(lambda: has_begun(attempt(line, 1)) and has_begun(attempt(line, 2)), 200)
     first, second = holds(line)
@@ -80,7 +80,7 @@ def test_two_allocations_hold_a_trial_each_and_the_end_of_one_is_survived(
 def test_a_study_is_one_job_and_a_killed_orchestrator_finds_it_and_the_trials_in_it_again(
     line: SlurmLine, wait_for: Wait
 ) -> None:
-    """Two run side by side on one node, which slows them down: their timings are marked."""
+    """Two trials run side by side on one node, which slows them down: their timings are marked shared."""
     keys = (*HELD, "ranks=1", "cluster.gpus_per_node=2", "cluster.parallel=2", "strategy=zero1,zero2,ddp")
     process = line.start(*keys)
     wait_for(lambda: has_begun(attempt(line, 1)) and has_begun(attempt(line, 2)), 120)

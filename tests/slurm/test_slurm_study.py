@@ -1,4 +1,4 @@
-"""Studies on a real Slurm, through `python sweep.py`: many nodes, many trials, and what can go wrong."""
+"""Studies on a real Slurm, through `python sweep.py`: many nodes, many trials, and many faults."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def has_begun(place: AttemptDir) -> bool:
 
 
 def span(place: AttemptDir) -> tuple[float, float]:
-    """From the job's first act to the last rank's end."""
+    """The times of the job's first act and of the last rank's end."""
     job = read_document(place.job, JobRecord)
     assert job is not None
     return job.started_at, max(path.stat().st_mtime for path in place.path.glob("exit.rank*.json"))
 
 
 def word(place: AttemptDir) -> SchedulerWord:
-    """The scheduler's, on how the job ended."""
+    """The scheduler's word on how the job ended."""
     found = read_document(place.scheduler, SchedulerWord)
     assert found is not None
     return found
@@ -70,7 +70,7 @@ def word(place: AttemptDir) -> SchedulerWord:
 
 @pytest.fixture(scope="module")
 def study(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLine, str]]:
-    """Two trials of two nodes x two ranks each, at once; and what was printed."""
+    """A study of two trials of two nodes x two ranks each, at once, and what it printed."""
     line = slurm.line(tmp_path_factory.mktemp("study"))
     done = line.run(*TWO_BY_TWO, "study=x")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,17 +132,17 @@ def test_ending_what_is_over_is_no_problem(
 
 def test_a_dry_run_uses_what_the_probe_found(study: tuple[SlurmLine, str]) -> None:
     line, out = study
-    assert "asking a node of main" in out
+    assert "probing a node of main" in out
     done = line.run(*TWO_BY_TWO, "study=y", "dry_run=true")
     assert done.returncode == 0, done.stderr
-    assert "asking" not in done.stdout
+    assert "probing" not in done.stdout
     assert "zero2" in done.stdout
 
 
 def test_what_contradicts_the_cluster_is_said_and_launches_nothing(line: SlurmLine) -> None:
     done = line.run(*ONE_BY_ONE, "cluster.partition=nowhere")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "cluster.partition=nowhere: no such partition; it may be high, main\n"
+    assert done.stderr == "cluster.partition=nowhere: no such partition; the cluster has high, main\n"
     done = line.run(*ONE_BY_ONE, "cluster.nodes=9", "cluster.memory_gib=500")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -160,7 +160,7 @@ def test_a_killed_orchestrator_finds_its_job_again_by_name(line: SlurmLine, wait
     wait_for(lambda: attempt(line).submission.exists(), 60)
     job_id = job_of(attempt(line))
     os.killpg(process.pid, signal.SIGKILL)
-    attempt(line).submission.unlink()  # as if it had died before it wrote that down
+    attempt(line).submission.unlink()  # as if the orchestrator had died before it wrote the id
     done = line.run(*ONE_BY_ONE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(trial.state, len(trial.attempts)) for trial in line.trials()] == [(State.MEASURED, 1)]
@@ -181,7 +181,7 @@ def test_a_preempted_trial_is_launched_again(line: SlurmLine, slurm: Slurm, wait
 
 
 def test_from_inside_a_job_with_gpus_and_ctrl_c(line: SlurmLine, slurm: Slurm, wait_for: Wait) -> None:
-    """Its trials must not inherit what the surrounding job has."""
+    """The trials must not inherit what the surrounding job has."""
     line.within = ("srun", "-n1", "--gpus-per-node=2", "--mem=2G", "-t10")
     process = line.start(*ONE_BY_ONE)
     wait_for(lambda: has_begun(attempt(line)), 90)

@@ -1,4 +1,4 @@
-"""Plans with degrees, legal and not: rows for test_illegal_plans.py, and machines for all its rows."""
+"""Legal and illegal plans with degrees: rows for test_illegal_plans.py, and machines for all its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sweeps.machine import Gpu, Machine
 from tests.support.examples import a_model
 from train_entry.contract import ModelShape
 
-Changes = dict[str, Any]  # of a legal configuration
+Changes = dict[str, Any]  # to a legal configuration
 
 CPU = Machine(device="cpu", nodes=1, ranks_per_node=4, cores=4, has_libaio=True)
 
@@ -25,7 +25,7 @@ def cards(name: str, capability: tuple[int, int], flash: bool = False) -> Machin
 H200 = cards("H200", (9, 0))
 H200_FLASH = cards("H200", (9, 0), flash=True)
 TWO_NODES = dataclasses.replace(H200, nodes=2)
-# Whose models divide by 2, 4 and 8 but for what a row says; nodes of four cards.
+# Models whose sizes can be divided by 2, 4 and 8, except where a row changes them. Nodes have four GPUs.
 WIDE = a_model(parameters=1_000_000, layers=8, hidden=64, heads=16, kv_heads=8, ffn=256, vocab=1024)
 GPT2 = dataclasses.replace(WIDE, family="gpt2", kv_heads=16)
 MISTRAL = dataclasses.replace(WIDE, family="mistral")
@@ -47,7 +47,7 @@ DIVIDED: list[tuple[Machine, ModelShape, Changes, set[str]]] = [
     (CPU, WIDE, {**HYBRID, "ranks": 6}, {"ranks_fit_the_cluster", "degrees_divide_ranks"}),
     (CPU, WIDE, {**TENSOR, "micro_batch": 3}, {"batches_divide"}),
     (CPU, WIDE, {**PIPE, "pipeline": 4, "micro_batch": 64}, {"batches_divide"}),
-    # ddp has none.
+    # ddp has no degrees.
     (CPU, WIDE, {**DDP, "tensor": 2}, {"ddp_divides_no_model"}),
     (CPU, WIDE, {**DDP, "pipeline": 2}, {"ddp_divides_no_model"}),
     (CPU, WIDE, {**DDP, **HYBRID}, {"ddp_divides_no_model", "ddp_shards_nothing"}),
@@ -178,7 +178,7 @@ DIVIDED: list[tuple[Machine, ModelShape, Changes, set[str]]] = [
         {**TENSOR, "ranks": 8, "tensor": 8},
         {"a_tensor_group_stays_within_a_node", "tensor_groups_fill_nodes"},
     ),
-    # Both.
+    # Both degrees.
     (H200, WIDE, {**HYBRID, "compile": True}, {"a_hybrid_is_not_compiled"}),
     (CPU, WIDE, {**HYBRID, "activation_checkpointing": "9"}, {"a_block_is_checkpointed"}),
     (CPU, WIDE, {**HYBRID, "activation_checkpointing": "5"}, {"a_block_is_checkpointed"}),  # 4 a stage
@@ -203,7 +203,7 @@ LEGALLY_DIVIDED: list[tuple[Machine, ModelShape, Changes]] = [
     (H200, TIED, {**PIPE, "precision": "bf16", "grad_accum_dtype": "fp32"}),
     (H200, TIED, {**PIPE, "precision": "fp16"}),
     (H200, TIED, {**PIPE, "precision": "fp32", "grad_accum_dtype": "fp32"}),
-    (CPU, WIDE, {**PIPE, "micro_batch": 16}),  # one micro-batch: legal, with a caution
+    (CPU, WIDE, {**PIPE, "micro_batch": 16}),  # one micro-batch: legal, with a warning
     (H200, WIDE, HYBRID),
     (H200, WIDE, {**HYBRID, "zero.stage": 0}),
     (TWO_NODES, WIDE, {**TENSOR, "ranks": 8, "tensor": 4}),

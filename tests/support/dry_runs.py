@@ -34,7 +34,7 @@ def listed(
     goal: Goal | None = None,
     basis: str = "",
 ) -> Listing:
-    """What a dry run of this command line lists; estimates are real unless others are given."""
+    """Return the listing of a dry run of this command line, with real estimates unless others are given."""
     request = read_request(arguments, composer)
     config = request.composer.compose()
     model = model_shape(config.model)
@@ -46,7 +46,7 @@ def listed(
 
 
 def an_estimate(**changes: Any) -> Estimate:
-    """Of a plan that fits, 8.5 of 10 GiB. Every number differs from every other."""
+    """Return the estimate of a plan that fits: 8.5 of 10 GiB. All numbers differ from each other."""
     estimate = Estimate(
         fit=Fit.FITS,
         why="",
@@ -69,7 +69,7 @@ def an_estimate(**changes: Any) -> Estimate:
 
 
 def too_large(needed_gib: float, **changes: Any) -> Estimate:
-    """Of a plan that needs more than 10 GiB."""
+    """Return the estimate of a plan that needs more than 10 GiB."""
     needed = int(needed_gib * GIB)
     why = f"needs {needed_gib:.2f} GiB (loss) of 10.00 GiB, a card"
     return an_estimate(**{"fit": Fit.TOO_LARGE, "why": why, "needed_bytes": needed, **changes})

@@ -1,4 +1,4 @@
-"""An estimate, and a plan that was refused by it."""
+"""Example estimates, and a trial that was refused because of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 def an_estimate(**changes: Any) -> Estimate:
-    """Of a plan that fits: 3.3 GiB and 300 ms, made without any trial."""
+    """Return the estimate of a plan that fits, with 3.3 GiB and 300 ms, before any trial was measured."""
     estimate = Estimate(
         fit=Fit.FITS,
         why="",
@@ -35,7 +35,7 @@ def an_estimate(**changes: Any) -> Estimate:
 
 
 def too_large(needed_gib: int = 50, **changes: Any) -> Estimate:
-    """Of a plan that needs more than the GPU has."""
+    """Return the estimate of a plan that needs more memory than the GPU has."""
     why = f"needs {needed_gib}.00 GiB (first_step) of 40.00 GiB, H100"
     needed_bytes = needed_gib * GIB
     said = {"fit": Fit.TOO_LARGE, "why": why, "peak_bytes": 45 * GIB, "needed_bytes": needed_bytes}
@@ -43,7 +43,7 @@ def too_large(needed_gib: int = 50, **changes: Any) -> Estimate:
 
 
 def refused(estimate: Estimate, **changes: Any) -> dict[str, Any]:
-    """What the loop writes into a trial that it does not launch."""
+    """Return the fields that the loop writes into a trial that it does not launch."""
     outcome = Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
     return {
         "state": State.INFEASIBLE,

@@ -1,4 +1,4 @@
-"""One example of each record. A test names what matters to it, and takes the rest as it is here."""
+"""One example of each record. A test gives the fields that matter to it and takes the rest from here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def a_plan(
     warmup_steps: int = 0,
     **changes: Any,
 ) -> Plan:
-    """ZeRO-2 on two ranks; `zero`, `optimizer` and `warmup_steps` change those parts, all else the plan."""
+    """ZeRO-2 on two ranks. `zero`, `optimizer` and `warmup_steps` change these parts, the rest the plan."""
     plan = Plan(
         engine=Engine.DEEPSPEED,
         ranks=2,
@@ -92,7 +92,7 @@ _ZERO = ZeroPlan(
 
 
 def a_trial_spec(**changes: Any) -> TrialSpec:
-    """The first attempt of trial 1."""
+    """Return the spec of trial 1's first attempt."""
     spec = TrialSpec(
         study="study",
         trial=1,
@@ -109,7 +109,7 @@ def a_trial_spec(**changes: Any) -> TrialSpec:
 
 
 def a_rank_measurement(**changes: Any) -> RankMeasurement:
-    """As rank 0 of a CPU run measures."""
+    """Return the measurement of rank 0 in a run on CPUs."""
     peak = MemoryPeak(allocated_bytes=100, reserved_bytes=200)
     measurement = RankMeasurement(
         rank=0,
@@ -132,7 +132,7 @@ def a_rank_measurement(**changes: Any) -> RankMeasurement:
 
 
 def a_measurement(**changes: Any) -> Measurement:
-    """Every number differs from every other, so that two swapped columns show."""
+    """Return a measurement. All its numbers differ, so that swapped columns are noticed."""
     measurement = Measurement(
         tokens_per_s=24_690.0,
         tokens_per_s_per_gpu=12_345.0,
@@ -165,9 +165,10 @@ def a_trial(
     lost: int = 0,
     **changes: Any,
 ) -> Trial:
-    """Trial 1, not yet launched; or, by what it came to, after `lost` lost attempts and one that tells.
+    """Return trial 1: not yet launched, or with an outcome after `lost` lost attempts.
 
-    A state and an outcome say how it ended, repeats and a check follow. `attempts=0`: without a launch.
+    `state` and `outcome` say how it ended; `repeats` and `check` follow. With `attempts=0` it closed without
+    a launch.
     """
     trial = Trial(
         number=1,
@@ -212,7 +213,7 @@ def a_trial(
 
 
 def _fitting(state: State | None, outcome: Outcome | None, is_launched: bool) -> Outcome | None:
-    """The outcome of a trial in such a state: as it is, or else the plainest that leads there."""
+    """Return an outcome that leads to `state`: the given one, changed or filled in if necessary."""
     match state, outcome:
         case State.STOPPED, Measurement(ended=TimingEnd.CAP):
             return dataclasses.replace(outcome, ended=TimingEnd.FUTILE)
@@ -238,7 +239,7 @@ def _fitting(state: State | None, outcome: Outcome | None, is_launched: bool) ->
 
 
 def an_attempt(**changes: Any) -> Attempt:
-    """The first of a trial, as it begins."""
+    """Return a trial's first attempt, just begun."""
     return dataclasses.replace(Attempt(number=1, kind=AttemptKind.FIRST), **changes)
 
 
@@ -251,13 +252,13 @@ def a_lost_attempt(number: int, kind: FailureKind = FailureKind.NODE_LOST) -> At
 def a_repeat(
     purpose: Purpose = Purpose.CONFIRM, round: int = 0, outcome: Outcome | None = None, **changes: Any
 ) -> Attempt:
-    """A further measurement; whoever adds it to a trial numbers it."""
+    """Return a repeat. It gets its number when it is added to a trial."""
     repeat = Attempt(number=0, kind=AttemptKind.REPEAT, purpose=purpose, round=round, outcome=outcome)
     return dataclasses.replace(repeat, **changes)
 
 
 def a_measured_trial(**changes: Any) -> Trial:
-    """Trial 1, after one attempt of a minute."""
+    """Return trial 1, measured by one attempt of a minute."""
     usual: dict[str, Any] = {"closed_at": 60.0, "fingerprint": "f00d"}
     if "state" not in changes:
         usual["outcome"] = a_measurement()

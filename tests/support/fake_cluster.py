@@ -1,9 +1,9 @@
-"""A cluster at the outermost edge: jobs are scripts that write the files which real jobs write.
+"""A fake cluster: its jobs are scripts that write the same files as real jobs.
 
     FakeCluster(machine, {"zero1 x2": [oom], "ddp": [lost, measured(100.0)], "*": [measured(50.0)]})
 
-A script is named by strategy and micro-batch, by strategy, or by `*`; its nth step is the nth attempt, the
-last one all further attempts.
+The key is a strategy and micro-batch, a strategy, or `*`. The nth script of the list runs the nth attempt,
+and the last one runs all further attempts.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from train_entry.contract import (
 )
 
 POLLS = 3  # until a job ends
-SECONDS = 10.0  # that its supervisors say it took
+SECONDS = 10.0  # the lifetime of each rank that supervisors record
 
-Script = Callable[[AttemptDir, TrialSpec], None]  # writes what the job leaves
+Script = Callable[[AttemptDir, TrialSpec], None]  # writes the files of the job
 Found = TypeVar("Found")
 
 
 def measured(tokens_per_s: float, peak_bytes: int = 100, watched: bool = False) -> Script:
-    """Every rank measures, at so many tokens a second over all ranks; watched: it may be ended early."""
+    """Let every rank measure this total of tokens per second. If `watched`, timing may end early."""
     return measured_as(lambda attempt, spec: tokens_per_s, peak_bytes, watched)
 
 
 def as_estimated(factor: float = 1.0) -> Script:
-    """As fast as was estimated, times a factor."""
+    """Let every rank measure the estimated speed times a factor."""
 
     def estimated(attempt: AttemptDir, spec: TrialSpec) -> float:
         trial = read_trial(TrialDir(attempt.path.parent))
@@ -92,7 +92,7 @@ def _end_of_timing(attempt: AttemptDir, spec: TrialSpec, step_s: float) -> Timin
 
 
 def failing(kind: FailureKind) -> Script:
-    """Rank 1 fails on its own, all others because it is gone."""
+    """Let the last rank fail with this kind, and all others because that peer is gone."""
 
     def write(attempt: AttemptDir, spec: TrialSpec) -> None:
         for rank in range(spec.plan.ranks):
@@ -103,7 +103,7 @@ def failing(kind: FailureKind) -> Script:
 
 
 def lost(attempt: AttemptDir, spec: TrialSpec) -> None:
-    """The node is gone: nobody writes anything."""
+    """Write nothing: the node is gone."""
 
 
 oom = failing(FailureKind.GPU_OOM)
@@ -120,21 +120,21 @@ class _Job:
 
 @dataclass
 class FakeCluster:
-    """As many slots as the machine has cores. `parallel` bounds the trials at once."""
+    """A cluster with one slot per core of the machine. `parallel` bounds the number of trials at once."""
 
     machine: Machine
     scripts: Mapping[str, Sequence[Script]]
     parallel: int = 1
-    polls: Mapping[str, float] = field(default_factory=dict)  # by the same names; inf: never ends by itself
-    jobs: dict[AttemptDir, _Job] = field(default_factory=dict)  # running, whoever launched them
+    polls: Mapping[str, float] = field(default_factory=dict)  # by the same keys; inf: never ends by itself
+    jobs: dict[AttemptDir, _Job] = field(default_factory=dict)  # all running jobs, also of earlier starts
     taken: set[str] = field(default_factory=set)  # slots that other studies hold
     launched: list[TrialSpec] = field(default_factory=list)
     most_at_once: int = 0
-    silent_when_cancelled: bool = False  # its supervisors are ended before they can write how
+    silent_when_cancelled: bool = False  # its supervisors end before they can record it
     _ours: set[AttemptDir] = field(default_factory=set)
 
     def restarted(self) -> FakeCluster:
-        """As the next orchestrator finds it: the jobs are still there, but nobody knows them."""
+        """Return the cluster as the next orchestrator finds it: jobs still run, but none is attached."""
         return dataclasses.replace(self, _ours=set())
 
     def free_ranks(self) -> int:
@@ -184,7 +184,7 @@ class FakeCluster:
         return []
 
     def finish(self, attempt: AttemptDir) -> None:
-        """Let a job come to its end now."""
+        """End a job now, with the results of its script."""
         job = self.jobs.pop(attempt)
         job.script(attempt, job.spec)
 
@@ -196,7 +196,7 @@ class FakeCluster:
 
 @dataclass
 class FakeClock:
-    """Time passes only while the loop sleeps; `at` does something in the nth sleep."""
+    """A clock that moves only while the loop sleeps. `at` holds actions by the number of the sleep."""
 
     time_s: float = 1000.0
     sleeps: int = 0

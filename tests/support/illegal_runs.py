@@ -1,7 +1,7 @@
-"""What DeepSpeed does with configurations that the rules refuse; test_illegal_runs.py starts two ranks of it.
+"""Run DeepSpeed with configurations that the rules refuse. test_illegal_runs.py starts two ranks of this.
 
-Each case is a DeepSpeed document; all run one after another in the same processes. Rank 0 leaves a JSON file:
-for each case its losses, gradient norms and the size of the first update, or its exception.
+Each case is a DeepSpeed configuration. All cases run one after another in the same processes. Rank 0 writes a
+JSON file with each case's losses, gradient norms and norm of the first update, or its exception.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH = 64
 
 
 class Net(torch.nn.Module):
-    """Two layers with a loss: enough for an optimizer to go wrong."""
+    """Three layers and a loss: enough to show an optimizer's mistakes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
 
 
 def run(document: dict[str, Any]) -> dict[str, Any]:
-    """Train a few updates as the document says."""
+    """Train a few updates with this DeepSpeed configuration, and return what was seen."""
     import deepspeed
 
     engine, *_ = deepspeed.initialize(model=Net(), config=document)
@@ -55,7 +55,7 @@ def run(document: dict[str, Any]) -> dict[str, Any]:
             loss = engine(inputs.to(dtype), inputs.sum(dim=1, keepdim=True))
             engine.backward(loss)
             engine.step()
-        if not losses and document["zero_optimization"]["stage"] < 3:  # stage 3 leaves empty ones behind
+        if not losses and document["zero_optimization"]["stage"] < 3:  # stage 3 leaves them empty
             after = [parameter.detach().float() for parameter in engine.module.parameters()]
             update = (
                 sum(float((new - old).square().sum()) for new, old in zip(after, before, strict=True)) ** 0.5
@@ -73,7 +73,7 @@ def run(document: dict[str, Any]) -> dict[str, Any]:
 def attempt(document: dict[str, Any]) -> dict[str, Any]:
     try:
         return run(document)
-    except Exception as error:  # the case's answer, whatever it is
+    except Exception as error:  # any exception is the case's answer
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -86,13 +86,13 @@ def main(cases: Path, answers: Path) -> None:
 
     from train_entry.engines.deepspeed import join_ranks
 
-    # What fp16 does without ZeRO is DeepSpeed's arithmetic; it must not depend on this CPU's.
+    # The cases test DeepSpeed's arithmetic in fp16, so they must run on a CPU without fp16 support too.
     get_accelerator().is_fp16_supported = lambda: True
     join_ranks("gloo", where)
     documents = json.loads(cases.read_text())
     seen = {}
     for name, document in documents.items():
-        print(name, flush=True)  # for whoever waits for one that hangs
+        print(name, flush=True)  # the log then names a case that hangs
         seen[name] = attempt(document)
     if torch.distributed.get_rank() == 0:
         answers.write_text(json.dumps(seen))

@@ -1,4 +1,4 @@
-"""Estimates of recorded trials after learning from some of them: the course of the fits on real data."""
+"""Estimates of recorded trials after learning from some of them, for a growing number of learned trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LearnedEstimates:
 
 
 def learned_estimates() -> Iterator[LearnedEstimates]:
-    """Learn from a few, many and all rows of each recorded table."""
+    """Learn from a few, many, and all rows of each recorded table, and yield the estimates of all rows."""
     for table, rows in tables().items():
         known = [row for row in rows if row.is_oom or row.peak_bytes]
         for size in (*(size for size in SIZES if size < len(known)), len(known)):

@@ -1,7 +1,7 @@
-"""Trains many attempts one after another in one process a rank: `python -m tests.support.matrix DIR...`.
+"""Train many attempts in one process per rank, one after another: `python -m tests.support.matrix DIR...`.
 
-A process costs ten seconds before its first step, another engine in it less than one. Everything that trains
-is the product's own `main.train`; only the ranks meet once, for all.
+A new process takes ten seconds until its first step, another engine in the same process less than one.
+Training is the product's own `main.train`; only the rendezvous happens once for all attempts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train_entry.rank import RankInfo, prepare_process
 
 
 class Watching(Heartbeats):
-    """Notes at the end what a rank has written to the disk that it offloads to, before that is deleted."""
+    """Heartbeats that, at the end, also record the files offloaded to disk, before these are deleted."""
 
     def __init__(self, spec: TrialSpec, attempt: AttemptDir, rank: int) -> None:
         super().__init__(attempt, rank)
@@ -46,31 +46,32 @@ def main(directories: list[str]) -> None:
     gc.freeze()
     for spec, attempt in zip(specs, attempts, strict=True):
         write_atomic(attempt.outcome(where.rank), dump(outcome_of(spec, attempt, where)))
-        # ZeRO-3 puts its own there for good, which other cases must not train with.
+        # ZeRO-3 replaces it permanently, and other cases must not train with the replacement.
         functional.linear = linear
         gc.collect()  # an engine's hooks and buffers form cycles
+        gc.freeze()  # DeepSpeed holds what is left, and every later collection would look through it again
 
 
 def collect() -> None:
-    """As `main.rest`, which also keeps what it sees out of the collector's sight; a case ends here."""
+    """Replace `main.rest`, which also freezes all objects: a case's objects must be freed after it."""
     gc.collect()
 
 
 def meet_once(where: RankInfo) -> None:
-    """DeepSpeed's group serves both engines."""
+    """Create DeepSpeed's process group once, and let both engines use it."""
     prepare_process(where, "cpu")
     from train_entry.engines import ddp as engine_ddp
     from train_entry.engines import deepspeed as engine_deepspeed
 
     engine_deepspeed.join_ranks("gloo", where)
     accelerator = import_module("deepspeed.accelerator").get_accelerator()
-    accelerator.is_fp16_supported = lambda: True  # any CPU can; DeepSpeed wants one that is fast at it
+    accelerator.is_fp16_supported = lambda: True  # any CPU can compute in fp16; DeepSpeed asks for a fast one
     for engine in (engine_ddp, engine_deepspeed):
         engine.join_ranks = lambda collectives, where: None  # type: ignore[attr-defined]
 
 
 def outcome_of(spec: TrialSpec, attempt: AttemptDir, where: RankInfo) -> RankOutcome:
-    """As in `main.run_rank`; a plan that raises on all ranks does not keep the next from running."""
+    """Train one attempt as `main.run_rank` does. If it raises on all ranks, the next attempt still runs."""
     progress = Watching(spec, attempt, where.rank)
     try:
         return product.train(spec, attempt, where, progress)
@@ -81,4 +82,4 @@ def outcome_of(spec: TrialSpec, attempt: AttemptDir, where: RankInfo) -> RankOut
 if __name__ == "__main__":
     main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # as main.leave: the clean-up at the interpreter's end can hang
+    os._exit(0)  # like main.leave: clean-up code at the interpreter's exit can hang

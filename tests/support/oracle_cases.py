@@ -1,4 +1,4 @@
-"""What the oracle trains: plans by name, grouped by the plan they must train exactly alike."""
+"""The plans that the oracle trains, by name, grouped by the plan whose training they must reproduce."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COSINE = SchedulePlan(kind=Schedule.COSINE, warmup_steps=2, warmup_from=1e-4, to
 ALL_ON_CPU = OffloadPlan(optimizer=Offload.CPU, param=Offload.CPU, pin_memory=False)
 FP16: dict[str, Any] = {
     "precision": Precision.FP16,
-    # Low enough that nothing overflows: a step left out would make a case lag behind the others.
+    # Low enough that nothing overflows: after a skipped step a case would lag behind the others.
     "loss_scale": LossScalePlan(initial_power=8),
 }
 
 
 def zero(stage: int, settings: Mapping[str, Any] | None = None, **changes: Any) -> Plan:
-    """A ZeRO stage with settings of its own; `changes` are of the plan."""
+    """Return a plan of a ZeRO stage. `settings` change its ZeRO section, `changes` the plan."""
     plan = zero_plan(stage, **changes)
     return dataclasses.replace(plan, zero=dataclasses.replace(plan.zero, **(settings or {})))
 
@@ -129,13 +129,13 @@ AUTOCAST: Plans = {
 }
 
 
-# A model with shards of more than 1 MiB: smaller ones DeepSpeed leaves in host memory (runtime/swap_tensor,
+# A model with shards of more than 1 MiB: DeepSpeed leaves smaller ones in host memory (runtime/swap_tensor,
 # MIN_AIO_BYTES).
 WIDE: dict[str, Any] = {"layers": 2, "hidden": 256, "ffn": 2304}
 
 
 def on_nvme(disk: Path) -> Plans:
-    """All train as "ddp, wide" does."""
+    """Return plans with offload to NVMe. They must train as "ddp, wide" does."""
     everything = OffloadPlan(
         optimizer=Offload.NVME,
         param=Offload.NVME,
@@ -146,7 +146,7 @@ def on_nvme(disk: Path) -> Plans:
     )
     optimizer = dataclasses.replace(everything, param=Offload.NONE)
     parameters = dataclasses.replace(everything, optimizer=Offload.CPU)
-    # A parameter that is kept for its next use keeps its buffer, and there are only five.
+    # A parameter that stays gathered for its next use keeps its buffer, and there are only five.
     briefly = {"max_reuse_distance": 0}
     return {
         "zero3, all on nvme": zero(3, briefly, offload=everything),
@@ -155,7 +155,7 @@ def on_nvme(disk: Path) -> Plans:
     }
 
 
-# All these train as ddp in fp32 does, whatever they do to memory and speed.
+# All these must train as ddp in fp32 does, however much memory and speed differ.
 LIKE_DDP: Plans = {**STRATEGIES, **OFFLOADED, **RECOMPUTED, **ACCUMULATED, **SETTINGS}
 TWO_RANKS: Plans = {
     **LIKE_DDP,
@@ -166,5 +166,5 @@ TWO_RANKS: Plans = {
     **IN_FP16,
     **WITH_STATIC_SCALE,
     **AUTOCAST,
-    **COMPILED,  # last: compiled C++, which takes its time on a machine that has not seen it
+    **COMPILED,  # last: torch.compile builds C++ code, which takes long where it is not cached yet
 }

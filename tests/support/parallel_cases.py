@@ -1,6 +1,6 @@
-"""Plans with tensor and pipeline degrees for the oracle: all train as one process does.
+"""Plans with tensor and pipeline degrees for the oracle: all must train as one process does.
 
-By SGD, since AdamW divides a gradient by its own size, and would hide one that is too large.
+Most use SGD: AdamW divides a gradient by its own size and would hide one that is too large.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ FOUR_SPLIT: Plans = {
     "tp2_zero2, 2 copies": parallel(2, tensor=2, ranks=4),
     "tp2_zero3, 2 copies": parallel(3, tensor=2, ranks=4),
 }
-# Splitting and staging leave traces in DeepSpeed that a process keeps: one set of processes for each.
+# Tensor and pipeline degrees leave state in DeepSpeed while a process lives: each set has its own processes.
 RUNS: tuple[Plans, ...] = (TWO_STAGES, TWO_PARTS, FOUR_STAGED, FOUR_SPLIT)
-# Which other models a set of plans is trained with too, and by which plans.
+# Other models, with the plans that train them too.
 ALSO: dict[str, tuple[str, ...]] = {
     "untied": ("one process", "pp2", "pp2_zero1", "tp2_zero1", "tp2_pp2_zero1"),
     "gpt2": ("one process", "pp2", "pp2_zero1, recomputed"),

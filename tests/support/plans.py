@@ -1,4 +1,4 @@
-"""Plans and models for tests of estimates: some by name, and as many others as are asked for."""
+"""Plans and models for tests of estimates: some by name, and any number of random ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Case = tuple[Plan, ModelShape, Hardware]
 
 
 def cases(count: int = 200, seed: int = 0) -> Iterator[Case]:
-    """The same ones for the same seed."""
+    """Yield random cases. The same seed gives the same cases."""
     chooser = random.Random(seed)
     for _ in range(count):
         yield a_random_plan(chooser), chooser.choice(MODELS), chooser.choice(HARDWARE)

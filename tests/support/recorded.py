@@ -1,21 +1,21 @@
-"""Recorded measurements of real trials: what estimates are scored against.
+"""Load recorded measurements of real trials, with which estimates are compared.
 
-A table has one JSON object a line. Every line has `gpus, seq, global_batch, cap_gib, stage, micro_batch,
-outcome` (ok or oom) and `model`, a name of conf/model or of any other model whose shape the line itself gives
+A table has one JSON object per line. Every line has `gpus, seq, global_batch, cap_gib, stage, micro_batch,
+outcome` (ok or oom) and `model`: a name of conf/model, or of another model whose shape the line gives itself
 (`family, layers, hidden, heads, kv_heads, ffn, vocab, positions, tied_embeddings`, or these below `shape`).
 
-These change the plan and may be left out: `engine` (ddp, deepspeed), `tp`, `pp`, `overlap`, `offload` (none,
-cpu, nvme: the optimizer), `offload_param`, `ratio`, `bucket` (for reducing and gathering, elements), `ckpt`
-(true, or every how many blocks), `precision`, `grad_accum_dtype`, `attention`, `compile`, `clip`,
+These keys change the plan and are optional: `engine` (ddp, deepspeed), `tp`, `pp`, `overlap`, `offload` (of
+the optimizer: none, cpu, nvme), `offload_param`, `ratio`, `bucket` (for reducing and gathering, in elements),
+`ckpt` (true, or k for every k-th block), `precision`, `grad_accum_dtype`, `attention`, `compile`, `clip`,
 `expandable_segments`, `optimizer`, `momentum`, `fused`, `prefetch`, `persistence`, `max_live`, `max_reuse`,
-`sub_group`, `hpz`, `quantized_weights`, `multi_rank`. `gpu` names the card, `card_gib` its size, `hardware`
+`sub_group`, `hpz`, `quantized_weights`, `multi_rank`. `gpu` names the GPU, `card_gib` is its size, `hardware`
 changes its figures.
 
-Measured, where the trial came so far: `static` (bytes allocated after deepspeed.initialize), `peak`,
-`reserved` and `nvml` (bytes: torch's allocated and reserved, and the card's in use), `steps_ms`, `split_ms`
-(forward, backward, step), `startup_s`, `wall_s`; of an out-of-memory failure `peak`, `error`, and `where`.
-Of each rank, in order: `peaks` (allocated at most until the first step, in it, and in all later ones; `peak`
-is the largest of them) and `host_peak` (resident, at most). `name` is for people.
+Measured values, as far as the trial came: `static` (bytes allocated after deepspeed.initialize), `peak`,
+`reserved` and `nvml` (bytes: torch's allocated, torch's reserved, in use on the GPU), `steps_ms`, `split_ms`
+(forward, backward, step), `startup_s`, `wall_s`; after an out-of-memory failure `peak`, `error` and `where`.
+For each rank, in order: `peaks` (highest allocated bytes before the first step, in it, and in later steps;
+`peak` is the largest of them) and `host_peak` (highest resident bytes). `name` is for people.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ from train_entry.contract import (
 )
 
 RECORDED = ROOT / "tests" / "data" / "recorded"
-MORE_TABLES = "SHARDSWEEP_TABLES"  # paths of further tables, as in PATH
+MORE_TABLES = "SHARDSWEEP_TABLES"  # environment variable: paths of further tables, separated as in PATH
 GIB = 2**30
 SHAPE_FIELDS = (
     *("family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "positions"),
     "tied_embeddings",
 )
 
-# Data sheets of NVIDIA; the link one way, as measured between two H200s (ml-engineering, network section).
+# From NVIDIA's data sheets; the link in one direction, as measured between two H200s (ml-engineering, network
+# section).
 H200 = Hardware(
     name="NVIDIA H200",
     device="cuda",
@@ -78,28 +79,28 @@ H200 = Hardware(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One trial of a table. None: the trial did not come that far, or the table does not say."""
+    """One trial of a table. None: the trial did not get that far, or the table has no value."""
 
     table: str
     plan: Plan
     model: ModelShape
     hardware: Hardware
     cap_bytes: (
-        int  # that the process could allocate: torch's reserved memory counts, the CUDA context does not
+        int  # that the process could allocate: includes torch's reserved memory, without the CUDA context
     )
     is_oom: bool
-    static_bytes: int | None  # allocated once the engine stands
-    peak_bytes: int | None  # torch's allocated; of an out-of-memory failure until then
-    asked_bytes: int | None  # of an out-of-memory failure: what could not be had
+    static_bytes: int | None  # allocated after the engine is created
+    peak_bytes: int | None  # torch's allocated bytes; after an out-of-memory failure, the peak until then
+    asked_bytes: int | None  # out-of-memory failures: the size of the allocation that failed
     reserved_bytes: int | None
-    card_bytes: int | None  # in use on the card, context included
-    where: str | None  # an out-of-memory failure: engine (also the first step), first (later), ...
-    steps_s: tuple[float, ...]  # each optimizer step; the first warms up
+    card_bytes: int | None  # in use on the GPU, CUDA context included
+    where: str | None  # out-of-memory failures: engine (also the first step), first (later), ...
+    steps_s: tuple[float, ...]  # each optimizer step; the first one is warm-up
     split_s: tuple[tuple[float, float, float], ...]  # forward, backward, step
     startup_s: Mapping[str, float]
     wall_s: float | None
-    rank_peak_bytes: tuple[int, ...] = ()  # of each rank, over all phases
-    host_peak_bytes: int | None = None  # of all ranks together
+    rank_peak_bytes: tuple[int, ...] = ()  # for each rank, over all phases
+    host_peak_bytes: int | None = None  # sum over all ranks
 
     @property
     def label(self) -> str:
@@ -113,7 +114,7 @@ class Row:
 
 
 def tables() -> dict[str, list[Row]]:
-    """All recorded tables by name, and those that the environment adds."""
+    """Return all recorded tables by name, and those that SHARDSWEEP_TABLES adds."""
     added = [Path(path) for path in os.environ.get(MORE_TABLES, "").split(os.pathsep) if path]
     return {path.stem: load_table(path) for path in [*sorted(RECORDED.glob("*.jsonl")), *added]}
 
@@ -147,7 +148,7 @@ def row_of(raw: Mapping[str, Any], table: str = "") -> Row:
 
 
 def model_of(raw: Mapping[str, Any]) -> ModelShape:
-    """The shape a line gives, else that of conf/model with its name."""
+    """Return the shape that a line gives, or else that of the model in conf/model with its name."""
     given = {**raw, **raw.get("shape", {})}
     known = ROOT / "conf" / "model" / f"{raw['model']}.yaml"
     config: dict[str, Any] = {"name": raw["model"]}
@@ -160,7 +161,7 @@ def model_of(raw: Mapping[str, Any]) -> ModelShape:
 
 
 def hardware_of(raw: Mapping[str, Any]) -> Hardware:
-    """Of data sheets; `hardware` changes single figures."""
+    """Return the GPU's figures from data sheets, with the changes that `hardware` gives."""
     card = H200
     if raw.get("gpu", H200.name) != H200.name:
         memory_bytes = round(raw.get("card_gib", 80) * GIB)
@@ -235,7 +236,7 @@ def _zero(raw: Mapping[str, Any]) -> ZeroPlan:
 
 
 def _asked(error: str) -> int | None:
-    """Of torch's message: "Tried to allocate 1.95 GiB"."""
+    """Return the bytes in torch's message "Tried to allocate 1.95 GiB"; None for any other message."""
     found = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", error)
     if not found:
         return None

@@ -1,8 +1,8 @@
-"""What a person sees, as text: every screen of studies that were recorded once, and of dry runs.
+"""Render every screen as text: all views of recorded studies, and of dry runs.
 
-    SHARDSWEEP_WRITE_SCREENS=1 python -m pytest tests/test_screens.py     # writes tests/data/screens anew
+    SHARDSWEEP_WRITE_SCREENS=1 python -m pytest tests/test_screens.py     # rewrites tests/data/screens
 
-Nothing here depends on the machine or on the time of day.
+The texts do not depend on the machine or on the time of day.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = (
     *("searched", "interrupted", "died", "died_confirming", "died_checking", "goals", "remedies", "grid"),
     *("quickstart", "h200"),
 )
-# A space on two cores, one on two H200s.
+# The machine and arguments of each dry run: one on two cores, one on two H200s.
 DRY_RUNS = {
     "dry_run_cpu": (CPU, ("-m", "space=quickstart", "strategy=ddp,zero1,zero3", "micro_batch=1,3")),
     "dry_run_gpu": (
@@ -61,14 +61,14 @@ DRY_RUNS = {
 
 
 def extract_studies(to: Path) -> Path:
-    """The recorded studies, below a directory."""
+    """Extract the recorded studies into a directory, and return it."""
     with tarfile.open(RECORDED) as archive:
         archive.extractall(to, filter="data")
     return to
 
 
 def screens_of(studies: Path, composer: Composer) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Each screen's name, and how it is made."""
+    """Yield each screen's name and the function that renders it."""
     for name in NAMES:
         directory = StudyDir(studies / name)
         yield f"{name}.table", partial(tables, directory)
@@ -89,7 +89,7 @@ def screens_of(studies: Path, composer: Composer) -> Iterator[tuple[str, Callabl
 
 
 def printed(program: Callable[[list[str]], int], *arguments: str) -> str:
-    """What a program prints, its status, and its errors."""
+    """Return a program's output and errors, and its exit status."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -100,7 +100,7 @@ def printed(program: Callable[[list[str]], int], *arguments: str) -> str:
 
 
 def neutral(text: str) -> str:
-    """Without the paths and the host of this run."""
+    """Replace paths and this host's memory limit in a text."""
     text = re.sub(r"/[\w/.-]*/recorded\d+/studies", "STUDIES", text)
     text = text.replace(str(ROOT), "ROOT").replace(sys.executable, "python")
     return re.sub(r"limit [\d.]+ GiB a node", "limit N GiB a node", text)
@@ -133,7 +133,7 @@ def trials(directory: StudyDir) -> str:
 
 
 def live(directory: StudyDir) -> str:
-    """The log of a start that finds the study as it is, and the live table."""
+    """Return the log of a start that finds the study in this state, and the live table."""
     record = read_document(directory.record, StudyRecord)
     assert record is not None
     known = Ledger(directory).trials
@@ -154,7 +154,7 @@ def live(directory: StudyDir) -> str:
 
 
 def mlflow_runs(directory: StudyDir) -> str:
-    """Metrics and tags of each trial's run; parameters repeat the plan, series the steps."""
+    """Return metrics and tags of each trial's run, without its parameters (the plan) and step series."""
     record = read_document(directory.record, StudyRecord)
     assert record is not None
     winner = read_document(directory.winner, Winner)
@@ -205,7 +205,7 @@ def helped(program: Callable[[list[str]], int]) -> str:
 
 
 def words() -> str:
-    """Sentences that stand in no recorded study."""
+    """Return texts that no recorded study shows."""
     lines = [f"{reason.name}: {reason}" for reason in StopReason]
     lines += [f"{kind}: {kind.explanation}" for kind in FailureKind]
     assert sweep.__doc__ is not None

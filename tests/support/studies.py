@@ -1,4 +1,4 @@
-"""One study directory, and as many starts of its study as a test wants: all true but jobs and time."""
+"""A study directory and any number of starts of its study. Everything is real except jobs and time."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from train_entry.contract import Goal, ModelShape, State, StudyDir, StudyRecord,
 
 NO_LIMIT = Limits(trials=None, hours=None, retries=1)
 UNCONFIRMED = ConfirmConfig(best=0, drift_every=0)
-# The sampler alone: what tests of the loop itself count on.
+# Only the sampler proposes trials: tests of the loop itself rely on that.
 PLAIN = ("search.startup_trials=2", "search.baselines=false", "search.prior=0", "search.dominance=false")
 # Legal on two ranks of the tiny model: a global batch of 16.
 FOUR_PLANS = ("strategy=ddp,zero1", "micro_batch=1,2")
 
 
 class Crashed(BaseException):
-    """The orchestrator's process is gone."""
+    """The orchestrator's process was killed."""
 
 
 def die() -> None:
@@ -48,7 +48,7 @@ def die() -> None:
 
 @dataclass
 class Heard:
-    """An observer that remembers."""
+    """An observer that records what it is told."""
 
     states: list[tuple[int, State]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Heard:
 
 @dataclass
 class Bench:
-    """One study directory, and as many starts of the study as a test wants."""
+    """A study directory, and any number of starts of its study."""
 
     composer: Composer
     model: ModelShape
@@ -78,7 +78,7 @@ class Bench:
     sampler: Sampler | None = None  # of the latest start
 
     def start(self, *arguments: str, point: Point | None = None, **changes: Any) -> StopReason:
-        """What sweep.py does, from the command line to the end of the loop."""
+        """Do what sweep.py does, from the command line to the end of the loop."""
         request = read_request([*self.settings, *arguments], self.composer)
         config = request.composer.compose()
         self.cluster = self.cluster.restarted()
@@ -111,7 +111,7 @@ class Bench:
 
     @property
     def told(self) -> list[list[float]]:
-        """The values that the latest start's sampler has heard of."""
+        """The values that the latest start's sampler was told."""
         assert self.sampler is not None
         trials = self.sampler._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return [trial.values for trial in trials]
@@ -123,7 +123,7 @@ class Bench:
         return Ledger(self.directory)
 
     def amend(self, number: int, **changes: Any) -> Trial:
-        """Put other values on record of a trial."""
+        """Change fields of a recorded trial."""
         ledger = self.ledger()
         return ledger.put(dataclasses.replace(ledger[number], **changes))
 
@@ -140,7 +140,7 @@ class Bench:
 
     @property
     def launched_plans(self) -> list[str]:
-        """What was launched, as `strategy xmicro-batch`, in order."""
+        """The launched plans in order, each as `strategy xmicro-batch`."""
         plans = [spec.plan for spec in self.cluster.launched]
         return [f"{plan.strategy} x{plan.micro_batch}" for plan in plans]
 
@@ -152,7 +152,7 @@ def make_bench(
     scripts: dict[str, Sequence[Script]] | None = None,
     **cluster: Any,
 ) -> Bench:
-    """Scripts by plan, else all measure 100 tokens/s; two cores, one trial at a time."""
+    """Make a bench with two cores and one trial at a time. Plans without a script measure 100 tokens/s."""
     machine = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
     fake = FakeCluster(
         **{"machine": machine, "scripts": {"*": [measured(100.0)], **(scripts or {})}, **cluster}

@@ -1,4 +1,4 @@
-"""Studies, trials and attempts for the tests of tracking, and what MLflow says of them."""
+"""Studies, trials and attempts for tests of tracking, and access to their MLflow runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rejected(number: int) -> Trial:
 
 
 def write_attempt(attempt: AttemptDir, steps: int = 3) -> AttemptDir:
-    """The files a job of two ranks leaves."""
+    """Write the files that a job of two ranks leaves."""
     attempt.path.mkdir(parents=True)
     attempt.spec.write_text('{"study": "tiny"}')
     attempt.ds_config.write_text('{"zero_optimization": {"stage": 2}}')

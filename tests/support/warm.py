@@ -1,11 +1,11 @@
-"""Python processes that begin with torch, transformers and DeepSpeed imported: forked from one that has them.
+"""Start Python processes in which torch, transformers and DeepSpeed are already imported, by forking one.
 
-    warm = Warm(environment)
+    warm = Warm(environment, log)
     rank = warm.start(("train_entry", "DIR"), environment, log)    # as `python -m train_entry DIR`
     rank.wait(60)
 
-To import them takes a process six seconds, a fork of one that has them a hundredth of one. What tests see of
-such a process is what they would see of `python -m`: its own environment, log, signals and exit status.
+The imports take six seconds, a fork takes a hundredth of a second. To a test, such a process behaves like one
+that `python -m` started: it has its own environment, log, signals and exit status.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FORKING_MAY_TAKE_S = 60.0
 
 
 class Warm:
-    """The process that others are forked from. Ends them when it is closed."""
+    """The process from which others are forked. It ends them when it is closed."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Wait until it is warm: minutes where it compiles operators, and for nobody else's sake less."""
+        """Start the process and wait until all is imported: for minutes if it has to compile operators."""
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
@@ -55,7 +55,7 @@ class Warm:
         raise AssertionError("the warm process is gone")
 
     def status(self, pid: int, deadline: float) -> int | None:
-        """How a process ended; None: it runs on at the deadline."""
+        """Return a process's exit status, or None if it still runs at the deadline."""
         while pid not in self._ended:
             if self._read(deadline) is None:
                 break
@@ -84,7 +84,7 @@ class Warm:
 
 
 class WarmProcess:
-    """What a test needs of subprocess.Popen."""
+    """A forked process, with the part of subprocess.Popen's interface that tests need."""
 
     def __init__(self, warm: Warm, pid: int) -> None:
         self._warm = warm
@@ -108,9 +108,9 @@ class WarmProcess:
 
 
 def serve() -> None:
-    """Fork a process for each line of standard input; say which, and how each ends."""
+    """Fork a process for each line of standard input, and print its pid and later its exit status."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what imports print is no answer
+    os.dup2(2, 1)  # output of imports must not mix with the answers
     import_all()
     print(json.dumps({"warm": True}), file=answers)
     running: set[int] = set()
@@ -138,7 +138,7 @@ def serve() -> None:
 
 
 def import_all() -> None:
-    """What a rank imports before its first step, and the operators that it loads."""
+    """Import the modules and load the operators that a rank needs before its first step."""
     import gc
     import warnings
 
@@ -157,14 +157,14 @@ def import_all() -> None:
     import train_entry.model.build  # noqa: F401
     from train_entry.install.operators import build
 
-    assert build(gpus=False) == 0  # it loads what it has compiled
+    assert build(gpus=False) == 0  # build() also loads the operators
     warnings.resetwarnings()
     gc.collect()
-    gc.freeze()  # a child that collects garbage then looks at its own only
+    gc.freeze()  # a child's garbage collection then only looks at the child's own objects
 
 
 def become(order: Mapping[str, Any]) -> None:
-    """Be that process, as if Python had been started for it. Does not return."""
+    """Turn this fork into the ordered process, as if `python -m` had started it. Never return."""
     import runpy
 
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

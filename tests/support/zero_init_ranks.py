@@ -1,4 +1,4 @@
-"""A rank that builds ZeRO-3 models in shards, and leaves what it saw for engines/test_zero_init.py."""
+"""A rank that builds ZeRO-3 models in shards, and writes its observations for engines/test_zero_init.py."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def case(name: str, directory: Path) -> tuple[Plan, ModelShape]:
 
 
 def main(directory: Path) -> None:
-    """What this rank sees of each case, left in a file."""
-    # glibc fills the holes that large tensors leave behind; given back at once, what is left can be told.
+    """Write this rank's observations of each case to a file."""
+    # Let glibc return the memory of large tensors to the system at once: what remains can then be measured.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 4)
     where = RankInfo.from_env(os.environ, 2)
     prepare_process(where, "cpu")

@@ -1,4 +1,4 @@
-"""What the tests of the orchestrator share: a model, a machine, and Hydra on the real conf/."""
+"""Shared fixtures of the orchestrator's tests: a model, a machine, and Hydra on the real conf/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train_entry.contract import ModelShape
 
 @pytest.fixture(scope="session")
 def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for all tests, since creating one takes seconds; each test has its own experiment."""
+    """One database for all tests, since creating one takes seconds; each test uses its own experiment."""
     return f"sqlite:///{tmp_path_factory.mktemp('with space')}/mlflow.db"
 
 
@@ -41,7 +41,7 @@ def machine() -> Machine:
 
 
 class RememberingLoader:
-    """Hydra's loader, which composes the same overrides once for all tests: each time takes 0.2 s."""
+    """Hydra's loader with a cache for all tests: composing the same overrides again takes 0.2 s."""
 
     def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
@@ -63,7 +63,7 @@ class RememberingLoader:
 
 
 def composer_on(directory: Path) -> Composer:
-    """Hydra on a directory of YAML files, as on a machine without GPUs."""
+    """Return a composer on a directory of YAML files, as on a machine without GPUs."""
     plugins = str(ROOT / "sweeps" / "_hydra")
     if plugins not in sys.path:
         sys.path.append(plugins)
@@ -75,19 +75,19 @@ def composer_on(directory: Path) -> Composer:
 
 @pytest.fixture(scope="session")
 def composer() -> Composer:
-    """On the real conf/, nothing overridden."""
+    """A composer on the real conf/ without overrides."""
     return composer_on(ROOT / "conf")
 
 
 @pytest.fixture(scope="session")
 def compose_in() -> Callable[[Path], Composer]:
-    """Hydra on another directory of YAML files."""
+    """A function that returns a composer on another directory of YAML files."""
     return composer_on
 
 
 @pytest.fixture
 def bench(composer: Composer, shape: ModelShape, tmp_path: Path) -> Callable[..., Any]:
-    """Make a `loop_bench.Bench` from scripts by plan."""
+    """A function that makes a `Bench` from scripts by plan."""
     from tests.support.studies import make_bench  # optuna takes a second to import
 
     return functools.partial(make_bench, composer, shape, tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""`python -m sweeps` on studies that lie on disk."""
+"""`python -m sweeps` on studies on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts small enough for two cores, and a way to run their ranks as real processes."""
+"""Attempts small enough for two cores, and fixtures that run their ranks as real processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tiny_plan(**changes: Any) -> Plan:
         gradient_clipping=0.5,
         optimizer={"lr": 1e-3},
         warmup_steps=6,
-        # All parameters are smaller than what stage 3 leaves whole by default: it would shard nothing.
+        # By default stage 3 leaves parameters of this size whole and would shard nothing.
         zero={
             "stage": 0,
             "reduce_bucket_size": 50_000,
@@ -83,7 +83,7 @@ def zero_plan(stage: int, **changes: Any) -> Plan:
 
 @dataclass
 class Job:
-    """The ranks of one attempt, as processes of their own."""
+    """The ranks of one attempt, each a process of its own."""
 
     attempt: AttemptDir
     ranks: list[WarmProcess] = field(default_factory=list)
@@ -132,7 +132,7 @@ def rank_environment(rank: int, ranks: int, attempt: AttemptDir) -> dict[str, st
 
 
 def plain_environment() -> dict[str, str]:
-    """Without a launcher's variables, whoever started pytest."""
+    """Return the environment without a launcher's variables, in case a launcher started pytest."""
     foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in os.environ.items() if name not in foreign}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -140,7 +140,7 @@ def plain_environment() -> dict[str, str]:
 
 @dataclass
 class Trained:
-    """What became of many plans, which one job trained one after another."""
+    """The outcomes of many plans that one job trained one after another."""
 
     job: Job
     attempts: Mapping[str, AttemptDir]
@@ -159,7 +159,7 @@ StartRanks = Callable[..., Job]
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """All ranks are forked from this process, which has compiled DeepSpeed's operators where it had to."""
+    """The process from which all ranks are forked. It has compiled DeepSpeed's operators if necessary."""
     found = Warm(plain_environment(), tmp_path_factory.mktemp("warm") / "log")
     yield found
     found.close()
@@ -167,7 +167,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 @pytest.fixture(scope="session")
 def start_ranks(warm: Warm) -> Iterator[StartRanks]:
-    """Start the ranks of an attempt directory; none outlives the session."""
+    """Start the ranks of an attempt directory. All are ended with the session."""
     jobs: list[Job] = []
 
     def start(attempt: AttemptDir, ranks: int, *module: str) -> Job:
@@ -185,7 +185,7 @@ def start_ranks(warm: Warm) -> Iterator[StartRanks]:
 
 @pytest.fixture(scope="session")
 def relaunch(start_ranks: StartRanks) -> Callable[[AttemptDir], Job]:
-    """Start the ranks of an attempt directory that is there."""
+    """Start the ranks of an existing attempt directory."""
 
     def start(attempt: AttemptDir) -> Job:
         ranks = load(TrialSpec, attempt.spec.read_text()).plan.ranks
@@ -204,13 +204,13 @@ def launch(
 
 @pytest.fixture(scope="session")
 def attempt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrialSpec], AttemptDir]:
-    """Write what the orchestrator writes, in a new directory."""
+    """Write the files that the orchestrator writes, in a new attempt directory."""
     return lambda spec: write_attempt(tmp_path_factory.mktemp("attempt"), spec)
 
 
 @pytest.fixture(scope="session")
 def run_module(warm: Warm) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`python -m` these arguments, to its end, as a process that imports everything itself."""
+    """Run `python -m` with these arguments to its end, as a fresh process that imports everything itself."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -228,7 +228,7 @@ def run_module(warm: Warm) -> Callable[..., subprocess.CompletedProcess[str]]:
 def train_all(
     start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Mapping[str, TrialSpec]], Trained]:
-    """Every spec, one after another in one process a rank: see tests/support/matrix.py."""
+    """Train all specs one after another, in one process per rank: see tests/support/matrix.py."""
 
     def train(specs: Mapping[str, TrialSpec]) -> Trained:
         root = AttemptDir(tmp_path_factory.mktemp("matrix"))
@@ -244,13 +244,13 @@ def train_all(
 
 @pytest.fixture
 def spec() -> TrialSpec:
-    """Two ranks of ddp, a model of 27 thousand parameters."""
+    """A spec of two ddp ranks and a model of 27 thousand parameters."""
     return tiny_spec(tiny_plan())
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., TrialSpec]:
-    """Make a spec: `zero` is a ZeRO stage or None for ddp, `plan` changes the plan, all else the spec."""
+    """Make a spec. `zero` is a ZeRO stage (None: ddp), `plan` changes the plan, other keywords the spec."""
 
     def make(zero: int | None = None, plan: dict[str, Any] | None = None, **changes: Any) -> TrialSpec:
         changed = tiny_plan(**(plan or {})) if zero is None else zero_plan(zero, **(plan or {}))
@@ -266,19 +266,19 @@ def deepspeed_config_error() -> type[Exception]:
 
 @pytest.fixture(scope="session")
 def deepspeed_schedulers() -> Callable[[str], Any]:
-    """A scheduler's class by the name it has in DeepSpeed's configuration."""
+    """Return a scheduler's class by its name in DeepSpeed's configuration."""
     schedules = import_deepspeed("deepspeed.runtime.lr_schedules")
     return lambda name: getattr(schedules, name)
 
 
 @pytest.fixture(scope="session")
 def deepspeed_builder() -> Any:
-    """Of the operator that needs libaio."""
+    """DeepSpeed's builder of the operator that needs libaio."""
     return import_deepspeed("deepspeed.ops.op_builder.cpu").AsyncIOBuilder
 
 
 def import_deepspeed(module: str) -> Any:
-    """Torch and DeepSpeed warn of their own deprecations while they are imported; that is not ours to fix."""
+    """Import a module without the deprecation warnings of torch and DeepSpeed about their own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -10,18 +10,18 @@ import pytest
 from train_entry.contract import DataSpec, Plan, TrialSpec
 from train_entry.data import Tokens, Windows, load_tokens, micro_batches
 
-EPOCHS_AND_A_BIT = 9  # steps; the tokens below hold 4 global batches
+EPOCHS_AND_A_BIT = 9  # steps; an epoch of the tokens below has 4
 
 
 @pytest.fixture
 def tokens(spec: TrialSpec) -> Tokens:
-    """Each window holds its own number; three of them do not fill a global batch and are left out."""
+    """Return windows that hold their own number. The last three fill no global batch and are left out."""
     windows = 4 * spec.plan.global_batch + 3
     return np.repeat(np.arange(windows), spec.plan.seq_len).astype(np.uint32)
 
 
 def samples_by_step(tokens: Tokens, plan: Plan) -> list[set[int]]:
-    """The windows that all ranks together see in each global step."""
+    """Return the windows that all ranks together see in each global step."""
     steps: list[set[int]] = [set() for _ in range(EPOCHS_AND_A_BIT)]
     for rank in range(plan.data):
         batches = micro_batches(Windows(tokens, plan), plan, rank)
@@ -77,7 +77,7 @@ def test_a_directory_of_text_is_read_in_the_order_of_its_names(spec: TrialSpec, 
 
 def test_ids_beyond_the_vocabulary_are_refused_saying_what_would_do(spec: TrialSpec, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes([7, 200]))
-    with pytest.raises(ValueError, match=r"up to 200, .* is 128: .* model\.vocab=201"):
+    with pytest.raises(ValueError, match=r"up to 200, .* has 128: .* model\.vocab=201"):
         load(spec, DataSpec(kind="text", path=str(tmp_path)), vocab=128)
 
 
@@ -102,7 +102,7 @@ def test_a_local_tokenizer_makes_the_tokens(spec: TrialSpec, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (DataSpec(kind="web"), "it may be stdlib, text or synthetic"),
+        (DataSpec(kind="web"), "it must be stdlib, text or synthetic"),
         (DataSpec(kind="text"), "set data.path"),
         (DataSpec(kind="text", path="/nowhere"), "/nowhere does not exist"),
     ],

@@ -75,7 +75,7 @@ def test_an_assertion_without_words_shows_its_line() -> None:
 
     with pytest.raises(AssertionError) as info:
         swap_in()
-    info.value.args = ()  # pytest's own, which a rank does not have
+    info.value.args = ()  # pytest's message, which a rank does not have
     failure = failure_from(info.value, rank=0, phase=Phase.STEPS)
     assert failure.message == "AssertionError: assert sum([1]) == 2"
 
@@ -88,7 +88,7 @@ def test_an_operator_that_cannot_be_compiled_here_is_a_bad_configuration(
     assert kind_of(error, Phase.ENGINE) is FailureKind.BAD_CONFIG
 
 
-# As torch 2.11 puts it on a card that has room.
+# The message of torch 2.11 on a GPU that is not full.
 OVER_ITS_LIMIT = (
     "CUDA out of memory. Tried to allocate 1002.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which "
     "125.05 GiB is free. Including non-PyTorch memory, this process has 14.75 GiB memory in use. 14.00 GiB "

@@ -1,4 +1,4 @@
-"""The rules are right: DeepSpeed itself refuses what they refuse, ignores it, or trains wrongly."""
+"""Check the rules against DeepSpeed: it refuses what they refuse too, ignores it, or trains wrongly."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cases(nvme: str) -> dict[str, dict[str, Any]]:
     accumulate: dict[str, Any] = {"data_types": {"grad_accum_dtype": "bf16"}}
     wide: dict[str, Any] = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
     return {
-        # What is legal, to compare with.
+        # Legal ones, for comparison.
         "zero1": document(1),
         "zero2": document(2),
         "zero3": document(3),
@@ -73,12 +73,11 @@ def cases(nvme: str) -> dict[str, dict[str, Any]]:
         "bf16 accumulation at stage 2": document(2, **accumulate),
         "bf16 accumulation at stage 3": document(3, **accumulate),
         "stage 0 offload": document(0, offload_optimizer(), optimizer=CPU_ADAMW),
-        # Wrong.
-        # Adam would hide the scale of the first update.
+        # Trained wrongly. With SGD, since Adam would hide the scale of the first update.
         "fp16 at stage 0": document(0, **FP16, optimizer=SGD),
         "fp16 at stage 2": document(2, **FP16, optimizer=SGD),
         "bf16 at stage 0": document(0, **BF16),
-        # Legal, with settings that another optimizer of DeepSpeed's does not read.
+        # Legal, but DeepSpeed switches to another optimizer, which does not read some settings.
         "bf16, fp32 accumulation at stage 1": document(1, **wide),
     }
 
@@ -92,7 +91,7 @@ def nvme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(
     start_ranks: StartRanks, nvme: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """Every case, on two ranks, in one pair of processes."""
+    """Run every case on two ranks, in one pair of processes, and return the answers by case."""
     folder = AttemptDir(tmp_path_factory.mktemp("illegal"))
     questions, answers = folder.path / "cases.json", folder.path / "answers.json"
     questions.write_text(json.dumps(cases(str(nvme))))
@@ -103,7 +102,7 @@ def seen(
     return found
 
 
-# A rule, a case that it refuses, and what DeepSpeed says.
+# A rule, a case that it refuses, and DeepSpeed's error.
 REFUSED = [
     ("batches_divide", "batch triad", "AssertionError: Check batch related parameters"),
     ("the_allgather_bucket_is_even", "odd allgather bucket", "must be a multiple of nccl_start_alignment"),
@@ -137,7 +136,7 @@ def test_deepspeed_refuses_what_the_rule_refuses(
     assert answer in seen[case].get("error", "it ran")
 
 
-# A rule, a case that it refuses, and a legal one that gives the very same numbers.
+# A rule, a case that it refuses, and a legal case that gives exactly the same numbers.
 IGNORED = [
     ("param_offload_needs_stage_3", "param offload at stage 2", "zero2"),
     ("a_second_shard_needs_stage_3", "hpz at stage 2", "zero2"),
@@ -168,11 +167,11 @@ def test_stages_1_and_2_write_nothing_to_nvme(seen: dict[str, dict[str, Any]], n
 def test_fp16_without_zero_divides_by_a_scale_that_it_never_applied(seen: dict[str, dict[str, Any]]) -> None:
     right, wrong = seen["fp16 at stage 2"], seen["fp16 at stage 0"]
     assert right["norms"][0] == pytest.approx(seen["zero2"]["norms"][0], rel=1e-2)
-    assert wrong["update"] < right["update"] / 10  # 1 / 2**8, but for the rounding of fp16
+    assert wrong["update"] < right["update"] / 10  # 1 / 2**8, apart from rounding in fp16
 
 
 def test_the_first_update_of_bf16_without_zero_is_too_small(seen: dict[str, dict[str, Any]]) -> None:
-    # (0.1 / 0.19) / sqrt(0.001 / 0.001999): Adam's moments have seen an empty step before.
+    # (0.1 / 0.19) / sqrt(0.001 / 0.001999): Adam's moments have already seen one step without gradients.
     assert seen["bf16 at stage 0"]["update"] == pytest.approx(0.744 * seen["zero2 bf16"]["update"], rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Real ranks: what they leave behind when all is well, and when it is not."""
+"""Real ranks: the files that they leave after a success and after a failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RunModule = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def half(launch: Launch, tiny: Tiny) -> Any:
-    """ZeRO-2 in bf16 with activation checkpointing: one warm-up step, three timed, two taken apart."""
+    """A ZeRO-2 job in bf16 with activation checkpointing: one warm-up, three timed and two split steps."""
     plan = {"precision": Precision.BF16, "checkpoint_every": 1}
     job = launch(tiny(zero=2, plan=plan))
     assert job.wait() == [0, 0], job.attempt.log(0).read_text()
@@ -46,7 +46,7 @@ def half(launch: Launch, tiny: Tiny) -> Any:
 
 @pytest.fixture(scope="module")
 def refused(launch: Launch, tiny: Tiny) -> Any:
-    """Text as bytes, and a model that knows 100 ids: every rank refuses on its own."""
+    """A job with text as bytes and a vocabulary of 100 ids: every rank fails by itself."""
     job = launch(tiny(model=dataclasses.replace(tiny().model, vocab=100)))
     assert job.wait() == [1, 1]
     return job
@@ -172,11 +172,11 @@ def test_several_ranks_without_a_launcher_are_told_to_use_torchrun(
 def test_a_directory_without_a_spec_is_one_line(run_module: RunModule, tmp_path: Path) -> None:
     run = run_module("train_entry", str(tmp_path))
     assert run.returncode == 2
-    assert run.stderr == f"{tmp_path}/spec.json is missing: give the directory of an attempt\n"
+    assert run.stderr == f"{tmp_path}/spec.json is missing: give an attempt's directory\n"
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.1)

@@ -1,7 +1,7 @@
-"""The oracle of every change to an engine: all strategies and settings train the same model in the same way.
+"""The oracle for changes to engines: all strategies and settings must train the same model in the same way.
 
-A case of `cases.py` that must train as another does is compared with it step by step. The largest deviations
-are printed: `pytest -sv tests/train_entry/test_oracle.py`.
+Cases of `oracle_cases.py` that must train alike are compared step by step. `pytest -sv
+tests/train_entry/test_oracle.py` prints the largest deviations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train_entry.contract import MeasureSpec, Offload, RankMeasurement, StepMetr
 from train_entry.engines.schedule import rate
 from train_entry.install.operators import ASYNC_IO
 
-# The pair of processes trains all cases for the first test of them that runs.
+# The first test that runs waits until one pair of processes has trained all cases.
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 STEPS = 10
@@ -57,8 +57,8 @@ def one_rank(train_all: TrainAll) -> Any:
 
 
 def assert_alike(steps: Sequence[StepMetrics], like: Sequence[StepMetrics], rel: float) -> None:
-    """The same losses, updates and rates; gradients too, where both compute their norm."""
-    assert len(steps) == len(like) > 4  # the first two updates of a warm-up do nothing
+    """Assert equal losses, update norms and learning rates, and gradient norms where both sides have them."""
+    assert len(steps) == len(like) > 4  # the first two updates of a warm-up change nothing
     assert [step.lr for step in steps] == pytest.approx([step.lr for step in like], rel=1e-12)
     for name, least in (("loss", 0.0), ("update_norm", 1e-9), ("grad_norm", 0.0)):
         pairs = [(getattr(step, name), getattr(other, name)) for step, other in zip(steps, like, strict=True)]
@@ -104,7 +104,7 @@ def test_optimizers_and_schedules_are_the_same_everywhere(two_ranks: Any, name: 
 
 @pytest.mark.parametrize("name", [*cases.IN_BF16, *cases.IN_FP16, *cases.WITH_STATIC_SCALE])
 def test_half_precision_is_the_same_at_every_stage(two_ranks: Any, name: str) -> None:
-    """Partial sums are rounded, and depend on who adds what."""
+    """Results differ slightly: the rounding of partial sums depends on which rank adds which ones."""
     stage1 = "zero1, fp16" if "fp16" in name else "zero1, bf16"
     assert_alike(two_ranks.steps(name), two_ranks.steps(stage1), rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Tensor and pipeline degrees change speed and memory, and nothing else: the losses of one process."""
+"""Tensor and pipeline degrees change only speed and memory: the losses are those of one process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.oracle_cases import Plans
 from tests.train_entry.test_oracle import assert_alike, specs
 from train_entry.contract import Plan, StepMetrics, TrialSpec
 
-# The first test of a run waits until all its processes have trained all its plans.
+# The first test of a run waits until its processes have trained all its plans.
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1200)]
 
 TrainAll = Callable[[dict[str, TrialSpec]], Any]
 
 
 def with_models(plans: Plans) -> dict[str, TrialSpec]:
-    """Each plan with the usual model, and those that other models need."""
+    """Return each plan with the usual model, and some plans with other models too."""
     made = {f"llama: {name}": spec for name, spec in specs(plans).items()}
     for model, names in cases.ALSO.items():
         wanted = {name: plan for name, plan in plans.items() if name in names}
@@ -40,7 +40,7 @@ def run(request: pytest.FixtureRequest, train_all: TrainAll) -> Iterator[tuple[P
 
 
 def like(name: str) -> str:
-    """The case of one process that a case is compared with."""
+    """Return the one-process case with which a case is compared."""
     ends = ("not clipped", "adamw, bf16", "bf16", "fp16")
     return "one process" + next((f", {end}" for end in ends if name.endswith(end)), "")
 
@@ -56,7 +56,7 @@ def test_it_trains_as_one_process_does(run: tuple[Plans, Any], alone: Any) -> No
 
 
 def test_the_norm_of_the_gradient_counts_every_parameter_once(run: tuple[Plans, Any], alone: Any) -> None:
-    """Every gradient is clipped by it."""
+    """The norm matters for training: every gradient is clipped by it."""
     plans, trained = run
     expected = [step.grad_norm for step in alone.steps("llama: one process")]
     known = [name for name, plan in plans.items() if plan.zero.stage and name.startswith(plan.strategy)]

@@ -1,11 +1,11 @@
-"""What the orchestrator and a job share: the words, the types, the files. Read this first.
+"""The words, types and files that the orchestrator and a job share. Read this first.
 
-Standard library only, so that a job, a supervisor and a report can import it in milliseconds.
+It imports only the standard library, so a job, a supervisor or a report loads it in milliseconds.
 
-A *study* is one search. It numbers *trials*, one configuration each. An *attempt* is one launch of a
-trial and owns a directory that is never used twice. An attempt runs as one *job* of `ranks` processes.
-A *plan* is what we intend, a *measurement* what we saw, a *failure* why we saw nothing.
-Numbers carry their unit in their name; sizes are bytes, times are seconds, batches are sequences.
+A *study* is one search. It consists of numbered *trials*; each trial is one configuration. An *attempt* is
+one launch of a trial and owns a directory that is never used twice. An attempt runs as one *job* of `ranks`
+processes. A *plan* says what should run, a *measurement* what was seen, a *failure* why nothing was seen.
+Names of numbers carry their unit; sizes are bytes, times are seconds, batches are sequences.
 """
 
 from train_entry.contract.job.files import AttemptDir

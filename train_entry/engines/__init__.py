@@ -1,1 +1,1 @@
-"""The ways to run a model over its ranks: torch DDP, DeepSpeed ZeRO, DeepSpeed pipelines."""
+"""The engines that train a model over its ranks: torch DDP, DeepSpeed ZeRO, DeepSpeed pipelines."""

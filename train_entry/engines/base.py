@@ -1,4 +1,4 @@
-"""How a model is run over its ranks: what the measurement needs of it, and nothing else."""
+"""The interface of an engine: the calls that a measurement needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from train_entry.rank import RankInfo
 
 
 class Part(StrEnum):
-    """What a step is made of."""
+    """A part of a step."""
 
-    FETCH = "fetch"  # the micro-batch, onto the device
+    FETCH = "fetch"  # bringing the micro-batch onto the device
     FORWARD = "forward"
     BACKWARD = "backward"
-    EXCHANGE = "exchange"  # sending to the neighbouring stages of a pipeline, and waiting for them
+    EXCHANGE = "exchange"  # in a pipeline: sending to the neighbouring stages and waiting for them
     UPDATE = "update"
 
 
-Lap = Callable[[Part], None]  # called when a part has ended; to wait for the device there costs time
+Lap = Callable[[Part], None]  # called after each part; it may wait for the device, which costs time
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A parameter as the forward pass uses it, or the part of it that a rank has."""
+    """A parameter as the forward pass uses it, or the part of it that a rank holds."""
 
     values: torch.Tensor  # a copy
     copies: int  # ranks that hold the same values
 
 
 class TrainEngine(Protocol):
-    """Optimizer steps, one after another."""
+    """An engine that takes optimizer steps."""
 
     def step(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
-        """Take plan.grad_accum micro-batches of token ids (micro_batch, seq_len), and update the weights.
+        """Train on plan.grad_accum micro-batches of token ids (micro_batch, seq_len), and update the weights.
 
-        The result is the mean next-token loss of these micro-batches, before the update and on the device.
+        Return the mean next-token loss of these micro-batches, from before the update, on the device.
         Gradients are averaged over the global batch, and the learning rate advances.
         """
         ...
 
     def lr(self) -> float:
-        """Learning rate of the next update, read from the optimizer that will do it."""
+        """The learning rate of the next update, read from the optimizer itself."""
         ...
 
     def grad_norm(self) -> float | None:
-        """Norm of the last update's whole gradient, before clipping; None where not computed."""
+        """The norm of the last update's whole gradient, before clipping; None if it is not computed."""
         ...
 
     def held(self) -> list[Held]:
-        """All parameters that this rank has, for a comparison. Collective: all ranks call it together."""
+        """Copies of all parameters that this rank holds. Collective: all ranks call it together."""
         ...
 
 
 class MicroSteps(ABC):
-    """A step taken micro-batch by micro-batch. See TrainEngine."""
+    """The base of engines whose step runs one micro-batch after another. Implements TrainEngine.step."""
 
     def __init__(self, grad_accum: int) -> None:
         self._grad_accum = grad_accum
@@ -82,7 +82,7 @@ class MicroSteps(ABC):
 
     @abstractmethod
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Mean next-token loss of one micro-batch."""
+        """Return the mean next-token loss of one micro-batch."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
@@ -90,18 +90,18 @@ class MicroSteps(ABC):
 
     @abstractmethod
     def update(self) -> None:
-        """Follows every `backward`; does next to nothing but at each plan.grad_accum-th micro-batch."""
+        """Update the weights at every plan.grad_accum-th call. It is called after each `backward`."""
 
 
 class Backend(Protocol):
-    """A module that runs models in one way."""
+    """The interface of a module that implements an engine."""
 
     def join_ranks(self, collectives: str, where: RankInfo) -> None:
-        """Meet the other ranks over nccl or gloo: the process group exists when this returns."""
+        """Create the process group with the other ranks; `collectives` is nccl or gloo."""
         ...
 
     def open_engine(
         self, model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
     ) -> TrainEngine:
-        """Wrap the model for its plan. Raises ValueError or AssertionError where the plan cannot run."""
+        """Wrap the model for its plan. Raise ValueError or AssertionError if the plan cannot run."""
         ...

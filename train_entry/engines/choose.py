@@ -1,4 +1,4 @@
-"""The engine of a plan, imported when it is known which one."""
+"""Choose a plan's engine. Only the chosen one is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
 
 
 def backend_for(plan: Plan) -> Backend:
-    """Import what the plan needs: DeepSpeed takes seconds, which ddp need not pay."""
+    """Import and return the plan's backend. DeepSpeed's import takes seconds, which ddp does not spend."""
     if plan.engine is Engine.DDP:
         from train_entry.engines import ddp
 
@@ -34,16 +34,16 @@ def backend_for(plan: Plan) -> Backend:
 
 
 def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device, rank: int) -> Sharding:
-    """Where and how the plan's engine wants the parameters of a rank."""
+    """Return where and how the plan's engine keeps the parameters of a rank."""
     if plan.engine is Engine.DDP:
-        return Replicated(device)  # they are the fp32 masters
-    dtype = DTYPES[plan.precision]  # DeepSpeed would cast them anyway
+        return Replicated(device)  # the parameters are the fp32 master weights
+    dtype = DTYPES[plan.precision]  # DeepSpeed would cast them to it anyway
     if plan.pipeline > 1:
         from train_entry.model import stages
 
         return stages.Staged(plan, plan.coordinates(rank), dtype, device)
     if plan.tensor > 1:
-        # DeepSpeed splits a whole model: not on the device, which may have room for a part only.
+        # DeepSpeed splits a whole model, so that is built on the CPU: the device may hold only a part of it.
         return Replicated(torch.device("cpu"), dtype)
     if plan.zero.stage < 3:
         return Replicated(device, dtype)
@@ -53,5 +53,5 @@ def sharding_for(plan: Plan, ds_config: Mapping[str, Any], device: torch.device,
 
 
 def collectives_for(device: torch.device) -> str:
-    """The library that moves tensors of this device between ranks."""
+    """The backend of collectives for this device: nccl or gloo."""
     return "nccl" if device.type == "cuda" else "gloo"

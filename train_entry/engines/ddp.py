@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel: the plain baseline that every strategy is compared with."""
+"""The engine for torch's DistributedDataParallel, the plain baseline of every strategy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def join_ranks(collectives: str, where: RankInfo) -> None:
 def open_engine(
     model: torch.nn.Module, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
 ) -> DdpEngine:
-    """All it needs is in the plan; ds_config is for DeepSpeed."""
+    """Wrap the model for its plan. ds_config is only for DeepSpeed and is ignored."""
     return DdpEngine(model, plan, device)
 
 
 class DdpEngine(MicroSteps):
-    """Parameters are fp32 masters; half precision is torch.autocast. See engine.TrainEngine."""
+    """DDP over fp32 master weights; half precision uses torch.autocast. Implements base.TrainEngine."""
 
     def __init__(self, model: torch.nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__(plan.grad_accum)
@@ -42,8 +42,8 @@ class DdpEngine(MicroSteps):
             gradient_as_bucket_view=plan.ddp.gradient_as_bucket_view,
         )
         if plan.compile:
-            # Around DDP, not inside it: torch then splits the graph at its buckets, so that they are reduced
-            # while the backward pass goes on. In place, since `forward` below sets an attribute of DDP.
+            # Compile DDP, not the model inside it: torch then splits the graph at DDP's buckets and reduces
+            # them during the backward pass. Compile in place, since `forward` below sets an attribute of DDP.
             self._model.compile()
         self._plan = plan
         self._device = device
@@ -61,7 +61,7 @@ class DdpEngine(MicroSteps):
         self._set_lr()
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        # What no_sync() sets and restores; a context manager cannot span forward and backward here.
+        # The attribute that no_sync() sets; a context manager cannot span forward and backward here.
         self._model.require_backward_grad_sync = self._is_boundary
         dtype = HALF_DTYPES.get(self._plan.precision)
         with torch.autocast(self._device.type, dtype=dtype, enabled=dtype is not None):
@@ -98,14 +98,14 @@ class DdpEngine(MicroSteps):
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        # A smaller scale says that gradients had overflowed and the update was left out. DeepSpeed does not
-        # advance the learning rate then.
+        # A smaller scale means that gradients overflowed and the update was skipped. As in DeepSpeed, the
+        # learning rate then does not advance.
         loss_scale = self._scaler.get_scale()
         if loss_scale >= self._loss_scale:
             self._updates += 1
             self._set_lr()
         if self._plan.loss_scale.static:
-            self._scaler.update(self._plan.loss_scale.static)  # back to what it was
+            self._scaler.update(self._plan.loss_scale.static)  # restore the fixed scale
         else:
             self._loss_scale = loss_scale
 
@@ -116,7 +116,7 @@ class DdpEngine(MicroSteps):
 
 
 def make_optimizer(parameters: list[torch.nn.Parameter], plan: OptimizerPlan) -> torch.optim.Optimizer:
-    """One group: weight decay applies to all parameters, as in the DeepSpeed engine."""
+    """Create the optimizer with one group: weight decay applies to all parameters, as with DeepSpeed."""
     if plan.name == "adamw":
         return torch.optim.AdamW(
             parameters,
@@ -134,4 +134,4 @@ def make_optimizer(parameters: list[torch.nn.Parameter], plan: OptimizerPlan) ->
             weight_decay=plan.weight_decay,
             fused=plan.fused,
         )
-    raise ValueError(f"optimizer.name is {plan.name}; it may be adamw or sgd")
+    raise ValueError(f"optimizer.name is {plan.name}; it must be adamw or sgd")

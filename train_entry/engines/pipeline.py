@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline: stages hand activations on, and take turns in forward and backward passes (1F1B)."""
+"""The engine for DeepSpeed's pipeline. Its schedule is 1F1B: stages alternate forward and backward passes."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ SHARED = "embedding"
 def open_engine(
     model: Any, plan: Plan, ds_config: Mapping[str, Any], device: torch.device
 ) -> PipelinedEngine:
-    """`model` is what stages.py has left of it for this rank."""
+    """Wrap this rank's stage. `model` holds only what stages.py left for this rank."""
     return PipelinedEngine(model, plan, ds_config)
 
 
 class PipelinedEngine:
-    """All micro-batches of a step go through the stages at once. See engine.TrainEngine."""
+    """The pipeline engine: one call runs all micro-batches of a step. Implements base.TrainEngine."""
 
     def __init__(self, model: Any, plan: Plan, ds_config: Mapping[str, Any]) -> None:
         self._plan = plan
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what each stage has
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints each stage's layers
             stages = Stages(model, plan)
         self._engine = deepspeed.initialize(model=stages, config=dict(ds_config))[0]
         if plan.compile:
@@ -58,9 +58,9 @@ class PipelinedEngine:
 
     def step(self, batches: Iterator[torch.Tensor], lap: Lap) -> torch.Tensor:
         self._engine._INSTRUCTION_MAP = timed_instructions(type(self._engine)._INSTRUCTION_MAP, lap)
-        # Inputs for the first stage, labels for the last. Others take nothing.
+        # The first stage takes the inputs, the last one the labels; the others take nothing.
         loss: torch.Tensor = self._engine.train_batch((batch, batch) for batch in batches)
-        lap(Part.UPDATE)  # behind it all ranks hear the loss of the last stage
+        lap(Part.UPDATE)  # after the update, the last stage's loss is broadcast to all ranks
         return loss
 
     def lr(self) -> float:
@@ -77,13 +77,13 @@ class PipelinedEngine:
 
 
 class Stages(PipelineModule):  # type: ignore[misc]
-    """To DeepSpeed a pipeline of one layer a stage: where the cuts are, is decided before."""
+    """A DeepSpeed pipeline of one layer per stage: the model is already cut into stages."""
 
     def __init__(self, model: Any, plan: Plan) -> None:
         stage = Stage(model)
-        object.__setattr__(self, "_stage", stage)  # it is a submodule as the layer that it is
+        object.__setattr__(self, "_stage", stage)  # not as a submodule: it already is one, as a layer
         super().__init__(
-            layers=[stage] * plan.pipeline,  # of which each rank takes that of its place
+            layers=[stage] * plan.pipeline,  # each rank builds only its own
             topology=PipeModelDataParallelTopology(
                 num_pp=plan.pipeline, num_dp=plan.data, num_mp=plan.tensor
             ),
@@ -95,38 +95,38 @@ class Stages(PipelineModule):  # type: ignore[misc]
             split.join(model, self._grid.get_slice_parallel_group())
 
     def _count_once(self, tensor_rank: int) -> None:
-        """Say of which parameters this rank has the first copy, for the norm of the whole gradient.
+        """Mark the parameters of which this rank has the first copy, for the norm of the whole gradient.
 
-        At stage 0 in fp32 DeepSpeed counts those of a pipeline's first rank, and else only marked ones: it
-        clips too little without these marks (deepspeed/runtime/utils.py, clip_grad_norm_).
+        At stage 0 in fp32 DeepSpeed counts the parameters of a pipeline's first rank, and elsewhere only
+        marked ones. Without these marks it clips too little (deepspeed/runtime/utils.py, clip_grad_norm_).
         """
         for parameter in self.parameters():
             is_first_part = tensor_rank == 0 or getattr(parameter, "tensor_model_parallel", False)
             parameter.model_parallel = is_first_part and not parameter.ds_pipe_replicated
 
     def _index_tied_modules(self) -> dict[str, dict[str, Any]]:
-        """Let the first and the last stage add up their gradients of an embedding that is also the head.
+        """Let the first and the last stage sum their gradients of a tied embedding, which is also the head.
 
-        DeepSpeed finds such weights by layers of its own kind, which these are not.
+        DeepSpeed finds tied weights only in its own kind of layers, which these are not.
         """
         shared: dict[str, dict[str, Any]] = {}
         if not self._stage.shares_embedding:
             return shared
         for stages in self._topo.get_axis_comm_lists("pipe"):
             ends = [stages[0], stages[-1]]
-            group = dist.new_group(ends)  # all ranks make all groups
+            group = dist.new_group(ends)  # every rank must create every group
             if self.global_rank in ends:
                 owner = self._stage.embedding_or_head()
                 self.tied_modules[SHARED] = owner
                 shared[SHARED] = {"ranks": ends, "group": group, "weight_attr": ["weight"], "module": owner}
-                owner.weight.ds_pipe_replicated = self.global_rank != ends[0]  # once in the gradient's norm
+                owner.weight.ds_pipe_replicated = self.global_rank != ends[0]  # count it once in the norm
         return shared
 
 
 def timed_instructions(
     instructions: Mapping[type, Callable[..., None]], lap: Lap
 ) -> dict[type, Callable[..., None]]:
-    """What the schedule calls, each followed by a lap."""
+    """Return the schedule's instructions, each followed by a lap."""
 
     def timed(run: Callable[..., None], part: Part) -> Callable[..., None]:
         def run_and_lap(engine: Any, **arguments: Any) -> None:

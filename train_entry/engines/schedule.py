@@ -1,4 +1,4 @@
-"""The learning rate over the updates, exactly as DeepSpeed 0.19 has it: its runtime/lr_schedules.py."""
+"""The learning rate over the updates, exactly as in DeepSpeed 0.19 (runtime/lr_schedules.py)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 
 from train_entry.contract import Schedule, SchedulePlan
 
-LEAST_WARMUP_STEPS = 2  # DeepSpeed's schedulers warm up over two steps at least
+LEAST_WARMUP_STEPS = 2  # DeepSpeed's schedulers warm up over at least two steps
 
 
 def rate(peak: float, schedule: SchedulePlan, updates: int) -> float:
-    """Learning rate of the update that follows `updates` others.
+    """Return the learning rate of the update that follows `updates` others.
 
-    DeepSpeed counts iterations from -1, where it gives the beginning of the warm-up as it does at 0: so the
-    first two updates have the same rate. Only the cosine begins at 0 whatever `warmup_from` is.
+    DeepSpeed counts iterations from -1 and uses the rate at the start of the warm-up both at -1 and at 0, so
+    the first two updates have the same rate. Only the cosine schedule begins at rate 0, whatever
+    `warmup_from` is.
     """
     if schedule.kind is Schedule.CONSTANT and not schedule.warmup_steps:
         return peak
@@ -26,7 +27,7 @@ def rate(peak: float, schedule: SchedulePlan, updates: int) -> float:
 
 
 def _linear_share(schedule: SchedulePlan, iteration: int) -> float:
-    """How far the rate is from `warmup_from` towards the peak; a linear decay ends at `warmup_from` again."""
+    """The position between `warmup_from` (0) and the peak (1). A linear decay ends at `warmup_from` again."""
     warmup_steps = max(LEAST_WARMUP_STEPS, schedule.warmup_steps)
     if iteration < warmup_steps:
         return iteration / warmup_steps
@@ -36,7 +37,7 @@ def _linear_share(schedule: SchedulePlan, iteration: int) -> float:
 
 
 def _cosine_ratio(peak: float, schedule: SchedulePlan, iteration: int) -> float:
-    """The rate as a share of the peak. The step behind the warm-up has decayed by one step already."""
+    """The rate as a share of the peak. The first step after the warm-up has already decayed by one step."""
     warmup_steps = max(LEAST_WARMUP_STEPS, schedule.warmup_steps)
     if iteration < warmup_steps:
         begin = schedule.warmup_from / peak

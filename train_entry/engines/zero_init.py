@@ -1,4 +1,4 @@
-"""ZeRO-3's parameters are cut up as soon as their module is made, and whole one at a time to be written."""
+"""Build models for ZeRO-3: each parameter is sharded when its module is made, and gathered to be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ZeroInit:
-    """Shards go where ds_config wants them: the device, host memory or NVMe. See engine.Sharding."""
+    """Shards on the device, in host memory or on NVMe, as ds_config says. Implements sharding.Sharding."""
 
     def __init__(self, ds_config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -24,14 +24,14 @@ class ZeroInit:
 
     @contextlib.contextmanager
     def construct(self) -> Iterator[None]:
-        # Set by an earlier model's engine, they would keep parts of this one on the device.
+        # If an earlier model's engine has set these, they would keep parts of this model on the device.
         deepspeed.zero.Init.apply_param_persistence = False
         deepspeed.zero.Init.num_persisted_elements = 0
-        # Without its own overrides of dtype and device: they would also cut the precision of buffers, as the
-        # frequencies of rotary embeddings, and break what is imported meanwhile (torch._dynamo).
+        # Without zero.Init's overrides of dtype and device: they would also reduce the precision of buffers,
+        # such as the frequencies of rotary embeddings, and break modules imported meanwhile (torch._dynamo).
         init = deepspeed.zero.Init(config_dict_or_path=dict(self._ds_config), tensor_overrides=[])
-        # Parameters refer to themselves here, so one that is replaced by a tied one keeps its shard until it
-        # is collected: now, and without looking at all that the imports left.
+        # Parameters refer to themselves here, so one that a tied parameter replaces keeps its shard until it
+        # is garbage-collected. Collect it at the end, and skip the objects that the imports created.
         gc.freeze()
         try:
             with self._device, init:
@@ -41,7 +41,7 @@ class ZeroInit:
             gc.unfreeze()
 
     def place(self, model: PreTrainedModel) -> None:
-        pass  # zero.Init has cut up each parameter as its module was made
+        pass  # zero.Init sharded each parameter when its module was made
 
     def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         return values

@@ -1,1 +1,1 @@
-"""Programs that make a machine ready: the environment, torch, DeepSpeed operators."""
+"""Programs that prepare a machine: the environment, torch, DeepSpeed's operators."""

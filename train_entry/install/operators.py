@@ -1,7 +1,7 @@
-"""Compiles DeepSpeed's C++ operators, once per environment: `python -m train_entry.install.operators`.
+"""Compile DeepSpeed's C++ operators, once per environment: `python -m train_entry.install.operators`.
 
-DeepSpeed compiles operators when they are first used. Left to the first trial, that would take minutes out
-of its time limit; and a rank killed while compiling leaves a lock that every later job waits on for ever.
+DeepSpeed compiles an operator at its first use. In the first trial, that would take minutes of the trial's
+time limit, and a rank killed while compiling leaves a lock for which every later job waits forever.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-STALE_LOCK_S = 60 * 60  # several times the longest build seen (18 minutes, on two busy cores)
+STALE_LOCK_S = 60 * 60  # over three times the longest build seen (18 minutes, on two busy cores)
 USES_LIBAIO = "#include <libaio.h>\nint main() { return io_destroy(0); }\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
-    """What DeepSpeed compiles for itself."""
+    """An operator that DeepSpeed compiles."""
 
-    folder: str  # in the directory of extensions; its library has the same name
+    folder: str  # in the directory of extensions; the library has the same name
     builder: str  # DeepSpeed's class
     used_by: str
-    takes: str  # to compile, on two cores
-    always: bool = False  # no job here runs without
-    with_gpus: bool = False  # a C++ compiler is enough where DeepSpeed runs on GPUs
+    takes: str  # compile time on two cores
+    always: bool = False  # every job on CPUs needs it
+    with_gpus: bool = False  # a C++ compiler is enough also where jobs run on GPUs
     libaio: bool = False
 
     def is_there(self, directory: Path) -> bool:
@@ -50,7 +50,7 @@ CPU_ADAM = Op(
     takes="70 to 110 s",
     with_gpus=True,
 )
-# For GPUs it is another build, which wants the CUDA toolkit and a GPU in sight.
+# GPU jobs need another build of it, which needs the CUDA toolkit and a visible GPU.
 ASYNC_IO = Op(
     folder="async_io",
     builder="AsyncIOBuilder",  # compiles pin_memory as well
@@ -62,15 +62,15 @@ OPS = (SHM_COMM, CPU_ADAM, ASYNC_IO)
 
 
 def extensions() -> Path:
-    """Where compiled operators live: inside the environment, whose torch alone they fit."""
+    """The directory of compiled operators: inside the environment, since they fit only its torch."""
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 
 
 def prepare_extensions() -> Path:
-    """Where compiled operators live, free of stale locks.
+    """Prepare the directory of compiled operators, remove stale locks in it, and return it.
 
-    Also lets torch find ninja, which it starts by name even to load what is compiled: it lies beside this
-    interpreter, and PATH leads there only where somebody activated the environment.
+    Also let torch find ninja, which it starts by name even to load a compiled operator: ninja lies beside
+    this interpreter, and PATH contains that directory only if the environment is activated.
     """
     beside_python = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", os.defpath)
@@ -84,10 +84,10 @@ def prepare_extensions() -> Path:
 
 
 def remove_stale_locks(directory: Path, older_than_s: float) -> list[Path]:
-    """Delete compile locks whose builder must be gone; returns those deleted."""
+    """Delete compile locks that are so old that their builder must be gone. Return the deleted ones."""
     removed = []
     for lock in compile_locks(directory):
-        with suppress(OSError):  # another rank was faster, or may what we may not
+        with suppress(OSError):  # another rank deleted it first, or it belongs to another user
             if time.time() - lock.stat().st_mtime >= older_than_s:
                 lock.unlink()
                 removed.append(lock)
@@ -95,12 +95,12 @@ def remove_stale_locks(directory: Path, older_than_s: float) -> list[Path]:
 
 
 def compile_locks(directory: Path) -> list[Path]:
-    """Whoever loads an operator waits for its lock, if it is there."""
+    """The locks that now exist. A process that loads an operator waits until its lock is gone."""
     return list(directory.glob("*/lock"))  # torch/utils/cpp_extension.py, _jit_compile; file_baton.py
 
 
 def has_libaio() -> bool:
-    """Whether a program that uses libaio can be compiled and linked, as DeepSpeed will."""
+    """True if a program that uses libaio can be compiled and linked, as DeepSpeed does it."""
     command = [
         *("c++", "-x", "c++", "-", "-o", os.devnull),
         *os.environ.get("CFLAGS", "").split(),
@@ -114,9 +114,9 @@ def has_libaio() -> bool:
 
 
 def why_left_out(op: Op, gpus: bool, libaio: bool) -> str | None:
-    """What keeps an operator from being compiled here and now; None where nothing does."""
+    """The reason why an operator cannot be compiled on this machine now; None if it can."""
     if gpus and not op.with_gpus:
-        return "not for GPUs" if op.always else "its first trial compiles it: wants nvcc and libaio-dev there"
+        return "not for GPUs" if op.always else "the first trial compiles it (needs nvcc and libaio-dev)"
     if op.libaio and not libaio:
         return (
             "libaio is missing: `apt-get install libaio-dev`, then `python -m train_entry.install.operators`"
@@ -125,16 +125,19 @@ def why_left_out(op: Op, gpus: bool, libaio: bool) -> str | None:
 
 
 def left_out(gpus: bool) -> list[str]:
-    """A line for each operator that something keeps from being compiled."""
+    """Return one line for each operator that cannot be compiled now, with the reason."""
     libaio = has_libaio()
     reasons = {op: why_left_out(op, gpus, libaio) for op in OPS if not (gpus and op.always)}
     return [
-        f"{op.folder} (for {op.used_by}) is left out; {reason}" for op, reason in reasons.items() if reason
+        f"{op.folder} (for {op.used_by}) not compiled: {reason}" for op, reason in reasons.items() if reason
     ]
 
 
 def build(gpus: bool) -> int:
-    """Compile what is missing, one at a time, saying so; 1 where an operator that all jobs need fails."""
+    """Compile the missing operators, one at a time, and print each.
+
+    Return the exit status: 1 if an operator that every job needs fails, else 0.
+    """
     directory = prepare_extensions()
     for line in left_out(gpus):
         print(line)
@@ -143,29 +146,27 @@ def build(gpus: bool) -> int:
     for op in wanted:
         if not op.is_there(directory):
             print(f"compiling {op.folder} (for {op.used_by}), once: {op.takes} on two cores", flush=True)
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # on a machine with GPUs too: CUDA is not needed for these
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # also on a machine with GPUs: these need no CUDA
     os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
-    failed = [op for op in wanted if not load(op)]  # also those there: what is out of date is rebuilt now
+    failed = [op for op in wanted if not load(op)]  # compiled ones too: loading rebuilds those out of date
     print(f"DeepSpeed's operators are ready in {directory}: {len(wanted) - len(failed)} of {len(wanted)}")
     return int(any(op.always for op in failed))
 
 
 def load(op: Op) -> bool:
-    """Whether it could be loaded, compiled first if need be."""
+    """Load an operator, compiling it first if necessary. Return True if that succeeded."""
     from deepspeed.accelerator import get_accelerator  # slow
 
     try:
         get_accelerator().create_op_builder(op.builder).load()
     except (RuntimeError, OSError, ImportError) as error:  # what torch's and DeepSpeed's builders raise
-        print(
-            f"{op.folder} (for {op.used_by}) failed; the first trial that needs it will try again:\n{error}"
-        )
+        print(f"{op.folder} (for {op.used_by}) failed; the first trial that needs it tries again:\n{error}")
         return False
     return True
 
 
 def listing(gpus: bool) -> str:
-    """A line for each operator: whether it is there, and who needs it."""
+    """Return one line for each operator: its name, what uses it, and its state."""
     directory, libaio = prepare_extensions(), has_libaio()
     lines = []
     for op in OPS:
@@ -175,7 +176,7 @@ def listing(gpus: bool) -> str:
 
 
 def missing(gpus: bool) -> list[str]:
-    """Operators that could be compiled here, and are not."""
+    """The operators that can be compiled here but are not yet."""
     directory, libaio = extensions(), has_libaio()
     return [op.folder for op in OPS if why_left_out(op, gpus, libaio) is None and not op.is_there(directory)]
 
@@ -184,9 +185,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m train_entry.install.operators", description="Compile DeepSpeed's operators."
     )
-    parser.add_argument("--gpus", action="store_true", help="those for a machine whose jobs run on GPUs")
-    parser.add_argument("--list", action="store_true", help="only say which are there")
-    parser.add_argument("--missing", action="store_true", help="only name those to be compiled")
+    parser.add_argument("--gpus", action="store_true", help="the operators for jobs on GPUs")
+    parser.add_argument("--list", action="store_true", help="only print each operator's state")
+    parser.add_argument("--missing", action="store_true", help="only print the names of those to be compiled")
     asked = parser.parse_args(arguments)
     if asked.list:
         print(listing(asked.gpus))

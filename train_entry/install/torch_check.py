@@ -1,6 +1,6 @@
-"""Checks that torch sees this machine's GPUs: `python -m train_entry.install.torch_check`; status 2 if not.
+"""Check that torch sees this machine's GPUs: `python -m train_entry.install.torch_check`; status 2 if not.
 
-torch itself falls back to the CPU in silence, and a sweep would then measure the wrong machine.
+torch itself silently falls back to the CPU, and a sweep would then measure the CPU instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REMEDY = "`make clean install` chooses a torch for this driver; `make clean inst
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One that torch sees."""
+    """A GPU that torch sees."""
 
     name: str
     capability: tuple[int, int]
@@ -27,10 +27,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Driver:
-    """What NVML says, whatever torch can use."""
+    """The NVIDIA driver and its GPUs according to NVML, even if torch cannot use them."""
 
     version: str
-    cuda: str  # the highest that it runs
+    cuda: str  # the highest version that it supports
     gpus: tuple[str, ...]
 
 
@@ -38,16 +38,19 @@ class Driver:
 class Facts:
     python: str
     torch: str
-    torch_cuda: str | None  # what torch is built for; None: a CPU build
-    kernels: tuple[str, ...]  # what its kernels are compiled for, as sm_90 or compute_90
+    torch_cuda: str | None  # the CUDA version that torch is built for; None: a CPU build
+    kernels: tuple[str, ...]  # the architectures of torch's kernels, such as sm_90 or compute_90
     deepspeed: str
     gpus: tuple[Gpu, ...] = ()
     driver: Driver | None = None
-    hidden: bool = False  # by CUDA_VISIBLE_DEVICES, on purpose
+    hidden: bool = False  # CUDA_VISIBLE_DEVICES hides all GPUs on purpose
 
 
 def runs_on(capability: tuple[int, int], kernels: Sequence[str]) -> bool:
-    """sm_XY runs on the same major version with the same or a later minor one; compute_XY on all later."""
+    """Return whether any kernel runs on a GPU of this compute capability.
+
+    sm_XY runs on the same major version with the same or a later minor one, compute_XY on all later versions.
+    """
     for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(kernels)):
         built = (int(major), int(minor))
         if built <= capability and (kind == "compute" or built[0] == capability[0]):
@@ -56,12 +59,12 @@ def runs_on(capability: tuple[int, int], kernels: Sequence[str]) -> bool:
 
 
 def problem(facts: Facts) -> str | None:
-    """Why training here would not use the GPUs that are there, with the way out; None if it would."""
+    """Return why training would not use this machine's GPUs, with the remedy; None if it would use them."""
     driver = facts.driver
     if driver and driver.gpus and not facts.gpus and not facts.hidden:
         build = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "a CPU build"
         return (
-            f"torch does not see the {len(driver.gpus)} x {driver.gpus[0]} here: driver {driver.version} runs"
+            f"torch does not see the {len(driver.gpus)} x {driver.gpus[0]}: driver {driver.version} supports"
             f" CUDA {driver.cuda} at most, and torch {facts.torch} is {build}. {REMEDY}"
         )
     for gpu in facts.gpus:
@@ -79,7 +82,7 @@ def summary(facts: Facts) -> str:
 
 
 def read_driver() -> Driver | None:
-    """None where there is no NVIDIA driver."""
+    """Return what NVML reports; None without an NVIDIA driver."""
     import pynvml
 
     try:
@@ -99,7 +102,7 @@ def gather() -> Facts:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of an old driver or GPU at length; problem() says it
+        warnings.simplefilter("ignore")  # torch's long warnings about an old driver or GPU; problem() says it
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     return Facts(

@@ -1,7 +1,7 @@
-"""Makes a fresh machine able to sweep: `python3 train_entry/install/venv.py [--venv .venv] [--dev]`.
+"""Install everything that a sweep needs: `python3 train_entry/install/venv.py [--venv .venv] [--dev]`.
 
-Runs under whatever python3 the machine has: standard library only, and nothing that an older one cannot
-import, so that it can still say which one is needed.
+It runs under any python3 that the machine has, so it uses only the standard library, and only modules that an
+older Python can import: it must be able to say which version is needed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from train_entry.install.torch_choice import (
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "constraints.txt"
-SOURCES = (ROOT / "pyproject.toml", PINS)  # an environment older than these is out of date
+SOURCES = (ROOT / "pyproject.toml", PINS)  # an environment older than one of these is out of date
 OLDEST_PYTHON = (3, 11)  # as in pyproject.toml
 LOG_TAIL = 20  # lines of the log shown when a step fails
 GRACE_S = 10  # for an interrupted step to clean up
-# DeepSpeed compiles with -march=native, which another processor may not run.
+# DeepSpeed compiles with -march=native: another processor may be unable to run the result.
 OPS_ELSEWHERE = (
-    "no GPU is here: cpu_adam is left for the first trial that offloads to compile, on its own machine"
+    "no GPU on this machine: the first trial that offloads its optimizer compiles cpu_adam where it runs"
 )
 
 
 class Environment:
-    """A virtual environment being made: each step is one line on the screen, its output goes to the log."""
+    """A virtual environment to create. Each step prints one line; its output goes to the log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Environment:
         self.log = path / "install.log"
 
     def stamp(self, dev: bool) -> Path:
-        """Written last; the Makefile looks at it."""
+        """The file that marks a complete install. It is written last; the Makefile reads its time."""
         return self.path / (".installed-dev" if dev else ".installed")
 
     def is_fresh(self, dev: bool) -> bool:
@@ -62,7 +62,7 @@ class Environment:
         return stamp.exists() and stamp.stat().st_mtime >= max(source.stat().st_mtime for source in SOURCES)
 
     def step(self, title: str, command: Sequence[str]) -> None:
-        """Run a command to its end, with one line on the screen."""
+        """Run a command and print one line. Raise InstallError with the end of the log if it fails."""
         print(f"{title} ... ", end="", flush=True)
         start = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -82,20 +82,23 @@ class Environment:
         self.step(title, [str(self.python), "-m", "pip", "install", *quiet, *arguments])
 
     def create(self, vendor: Torch | None) -> None:
-        """Make it where it is missing, or complete what an interrupted call left."""
+        """Create the environment, or complete one whose creation was interrupted."""
         if not self.python.exists():
             share = ["--system-site-packages"] if vendor else []
             make = [sys.executable, "-m", "venv", "--without-pip", *share, str(self.path)]
             self.step(f"creating {self.path.name}", make)
         if vendor and sys.prefix != sys.base_prefix:
-            # This Python is itself in an environment, whose packages --system-site-packages does not share.
+            # This Python itself is in an environment, and --system-site-packages does not share its packages.
             site = Path(sysconfig.get_path("purelib", vars={"base": str(self.path)}))
             (site / "vendor.pth").write_text(sysconfig.get_path("purelib") + "\n")
         if not has_pip(self.python):
             self.step("installing pip", [str(self.python), "-m", "ensurepip", "--default-pip"])
 
     def install_torch(self, vendor: Torch | None, cuda: tuple[int, int] | None) -> Torch:
-        """The one that is there, else the one for this machine; before all else, or pip would choose it."""
+        """Return the torch that is there, or install the one for this machine.
+
+        This comes before all other packages, or pip would choose a torch for them.
+        """
         torch = find_torch(self.python)
         if torch is None and vendor is not None:
             raise InstallError(
@@ -114,7 +117,7 @@ class Environment:
     def install_project(self, torch: Torch, vendor: Torch | None, dev: bool) -> None:
         pins = PINS.read_text().splitlines()
         if vendor is not None or torch.version.split("+")[0] != TORCH_WITHOUT_GPU:
-            print(f"torch {torch.version} stays as it is")
+            print(f"keeping torch {torch.version}")
             given_up = [*torch.requires, *(vendor.packages if vendor else ())]
             pins = constraints_beside(torch.version, given_up, pins)
         constraints = self.path / "constraints.txt"
@@ -123,14 +126,14 @@ class Environment:
         self.pip("installing shardsweep and what it needs", "-c", str(constraints), "-e", what)
 
     def compile_ops(self, gpus: bool) -> None:
-        """DeepSpeed's operators. On GPUs jobs start without them, so their failure is not the install's."""
-        # Not above: an older Python cannot import it, and must come to say so.
+        """Compile DeepSpeed's operators. Jobs on GPUs start without them, so a failure there is not fatal."""
+        # Not at module level: an older Python cannot import it, and must first report its version.
         from train_entry.install import operators
 
         directory = self.path / "torch_extensions"
         operators.remove_stale_locks(directory, operators.STALE_LOCK_S)
-        for lock in operators.compile_locks(directory):  # a job's, perhaps; torch waits for it for ever
-            print(f"waiting for who compiles there; if nobody does (a killed install), delete {lock}")
+        for lock in operators.compile_locks(directory):  # perhaps a job's; torch waits for it forever
+            print(f"waiting for another process to compile; if none does (a killed install), delete {lock}")
         command = [str(self.python), "-m", "train_entry.install.operators"]
         try:
             if gpus:
@@ -153,10 +156,13 @@ class Environment:
 
 
 def run(command: Sequence[str], output: int, programs: Path) -> int:
-    """Exit status. Interrupted, the command is interrupted too, and given time to clean up."""
-    # The environment's programs come first: torch starts ninja by its name.
+    """Run a command and return its exit status.
+
+    If this process is interrupted, the command is interrupted too and gets time to clean up.
+    """
+    # The environment's programs come first: torch starts ninja by name.
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    # A process group of its own, so that compilers, which are children of children, end as well.
+    # In a process group of its own, so that compilers, which are children of children, end as well.
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=ROOT, process_group=0
     ) as child:
@@ -178,10 +184,10 @@ def has_pip(python: Path) -> bool:
 def missing_packages(
     module: Callable[[str], object], program: Callable[[str], str | None], headers: Path
 ) -> dict[str, str]:
-    """Debian's name of each package that is missing, with what it is for."""
+    """Map Debian's name of each missing package to its purpose."""
     needs = {
         "python3-venv": ("Python's venv and ensurepip", bool(module("venv") and module("ensurepip"))),
-        "g++": ("a C++ compiler", bool(program("c++"))),  # torch's default name for it
+        "g++": ("a C++ compiler", bool(program("c++"))),  # torch starts it by this name
         "python3-dev": ("Python's C headers", (headers / "Python.h").exists()),
     }
     return {package: purpose for package, (purpose, there) in needs.items() if not there}
@@ -209,10 +215,10 @@ def only_one(venv: Path) -> Iterator[None]:
 
 
 def is_for_other_machines(asked_cuda: tuple[int, int] | None) -> bool:
-    """Whether jobs run elsewhere, on other processors perhaps: a CUDA is asked for, and no GPU is here."""
+    """True if a CUDA version is given and this machine has no GPU: jobs then run on other machines."""
     try:
         return asked_cuda is not None and driver_cuda() is None
-    except InstallError:  # there is one, that does not say which CUDA it runs
+    except InstallError:  # there is a GPU, and its driver does not report a CUDA version
         return False
 
 
@@ -241,8 +247,8 @@ def cuda_version(text: str) -> tuple[int, int]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Install shardsweep into a virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--dev", action="store_true", help="also what the checks and tests need")
-    help_cuda = "install for this CUDA (X.Y), e.g. on a login node without the GPUs of the jobs"
+    parser.add_argument("--dev", action="store_true", help="also install what checks and tests need")
+    help_cuda = "install for this CUDA version (X.Y), e.g. on a login node without GPUs"
     parser.add_argument("--cuda", type=cuda_version, help=help_cuda)
     asked = parser.parse_args(arguments)
     environment = Environment(asked.venv.absolute())
@@ -258,7 +264,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print("\ninterrupted; run the same command to continue", file=sys.stderr)
         return 130
     return 0
 

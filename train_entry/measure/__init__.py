@@ -1,1 +1,1 @@
-"""Measurements of a running trial: step times, memory, the health of the card."""
+"""Measurements of a running trial: step times, memory, and the state of the GPU."""

@@ -1,4 +1,4 @@
-"""The step clock: what one optimizer step takes, whole and in parts."""
+"""The step clock: it measures the time of optimizer steps, as a whole and in parts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from train_entry.measure import health, stopping
 from train_entry.progress import Heartbeats
 
 PartTime = tuple[Part, float]  # seconds
-ENDS: tuple[TimingEnd | None, ...] = (None, *TimingEnd)  # as rank 0 sends them; None: timing goes on
+ENDS: tuple[TimingEnd | None, ...] = (None, *TimingEnd)  # rank 0 broadcasts an index; None: timing goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """What the clock saw."""
+    """The results of the step clock."""
 
     step_s: tuple[float, ...]  # every timed step
     split: StepSplit | None
@@ -33,7 +33,7 @@ class Timings:
 
 
 class Stopwatch:
-    """Seconds between laps. The device has finished its work at each."""
+    """Measure the seconds between laps. Each lap waits until the device has finished its work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -52,10 +52,10 @@ class Stopwatch:
 
 
 class StepClock:
-    """Runs the steps of a trial in order: the first, warm-up and timed ones, then those taken apart.
+    """Run a trial's steps in order: the first step, warm-up steps, timed steps, split steps.
 
     A step is timed from fetching its first micro-batch to the end of its update on the device. Reducing the
-    loss, writing metrics and all else follows when the clock has stopped.
+    loss and writing metrics follow after the clock has stopped.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class StepClock:
         self._measure = spec.measure
         self._device = device
         self._progress = progress
-        self._seconds: list[float] = []  # of every whole step
+        self._seconds: list[float] = []  # of every step except split steps
         self._step = 0
 
     def first_step(self) -> None:
-        """It creates the optimizer's state, and is timed only where no warm-up was asked for."""
+        """Run the first step. It creates the optimizer's states and counts as timed only without warm-up."""
         self._whole_step()
 
     def remaining_steps(self) -> Timings:
-        """Warm up, time until that is enough, take apart what is not known to be futile."""
+        """Warm up, time steps until that suffices, then run the split steps unless the trial is futile."""
         watch = health.Watch(health.card_of(self._device))
         ended = self._time_steps(watch)
         half_width_s = stopping.half_width_s(self._step_s_over_ranks(), self._measure.confidence)
@@ -94,7 +94,10 @@ class StepClock:
         )
 
     def _time_steps(self, watch: health.Watch) -> TimingEnd:
-        """Looks at the card, and whether to go on, between steps: never inside a timed span."""
+        """Time steps until the cap or an early end.
+
+        Between steps, and never inside a timed span, look at the GPU and decide whether to go on.
+        """
         while (timed := len(self._seconds) - self._measure.warmup_steps) < self._measure.steps:
             self._whole_step()
             if stopping.is_due(timed + 1, self._measure):
@@ -107,11 +110,14 @@ class StepClock:
 
     @property
     def _timed(self) -> tuple[float, ...]:
-        """Seconds of the timed steps so far; those taken apart are not among them."""
+        """Seconds of the timed steps so far, without split steps."""
         return tuple(self._seconds[self._measure.warmup_steps :])
 
     def _agree(self) -> TimingEnd | None:
-        """Whether timing ends here, as rank 0 says: hosts may differ in a last digit. Collective."""
+        """Return why timing ends now, or None. Collective.
+
+        Rank 0 decides for all: computed on different hosts, the last digit may differ.
+        """
         ended: TimingEnd | None = None
         if stopping.depends_on_times(self._measure):
             ended = stopping.decide(self._step_s_over_ranks(), self._measure)
@@ -122,7 +128,10 @@ class StepClock:
         return ENDS[int(choice.item())]
 
     def _step_s_over_ranks(self) -> tuple[float, ...]:
-        """Of the timed steps: each ends with all ranks, but in a pipeline with its last stage. Collective."""
+        """Return the seconds of each timed step on the slowest rank. Collective.
+
+        Only a pipeline needs the maximum over ranks: elsewhere a step ends on all ranks together.
+        """
         if self._plan.pipeline == 1:
             return self._timed
         step_s = torch.tensor(self._timed, dtype=torch.float64, device=self._device)
@@ -144,14 +153,17 @@ class StepClock:
         self._report(loss, lr, seconds, timed, update_norm)
 
     def _line_up(self) -> None:
-        """Let all ranks start a step together, so that rank 0, which writes files between, sees all of it."""
+        """Let all ranks start a step together.
+
+        Rank 0 writes files between steps. If the others started before it, it would time only part of a step.
+        """
         if self._device.type == "cuda":
-            dist.barrier(device_ids=[self._device.index])  # NCCL would guess the device, and warn
+            dist.barrier(device_ids=[self._device.index])  # without it NCCL guesses the device and warns
         else:
             dist.barrier()
 
     def _split_step(self) -> list[PartTime]:
-        """A step of its own, never a timed one: waiting for the device between the parts costs time."""
+        """Run a split step and return its parts. It is never a timed step: the laps wait for the device."""
         lr = self._engine.lr()
         self._line_up()
         watch = Stopwatch(self._device)
@@ -163,9 +175,9 @@ class StepClock:
     def _report(
         self, own_loss: torch.Tensor, lr: float, step_s: float, timed: bool, update_norm: float | None
     ) -> None:
-        """Raises DivergedError on all ranks alike, since all see the same mean."""
+        """Record a step. Raise DivergedError if the mean loss is not finite: on all ranks, which share it."""
         self._step += 1
-        self._progress.beat()  # before a collective: a rank that is waited for has shown that it got here
+        self._progress.beat()  # before the collective, to show which rank has got this far
         loss = mean_over_ranks(own_loss)
         if not math.isfinite(loss):
             raise DivergedError(f"the loss of step {self._step} is {loss}, at a learning rate of {lr:g}")
@@ -184,14 +196,17 @@ class StepClock:
 
 
 def mean_over_ranks(loss: torch.Tensor) -> float:
-    """The global batch's: equally many ranks have seen each part of it, of equally many tokens."""
+    """Return the mean loss over the global batch. Collective.
+
+    The mean over ranks is exact: each part of the batch has the same number of tokens and of ranks.
+    """
     mean = loss / dist.get_world_size()
     dist.all_reduce(mean)
     return float(mean)
 
 
 def distance(before: list[Held], after: list[Held], device: torch.device) -> float:
-    """Norm of the difference of two states of the whole model, wherever its parts lie. Collective."""
+    """Return the norm of the difference of two states of the whole model, over all ranks. Collective."""
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for old, new in zip(before, after, strict=True):
         squares += (new.values.double() - old.values.double()).square().sum().to(device) / new.copies
@@ -200,7 +215,7 @@ def distance(before: list[Held], after: list[Held], device: torch.device) -> flo
 
 
 def medians(steps: list[list[PartTime]]) -> StepSplit | None:
-    """Medians over steps of each part's sum over micro-batches; None where no step was taken apart."""
+    """Return each part's median over split steps of its sum over micro-batches; None without split steps."""
     if not steps:
         return None
 
@@ -217,11 +232,11 @@ def medians(steps: list[list[PartTime]]) -> StepSplit | None:
 
 
 def local_s(step: list[PartTime]) -> float:
-    """Seconds until the first forward pass has ended, without waiting for other ranks."""
+    """Return the seconds until the end of the first forward pass, without waiting for other ranks."""
     end = next(index for index, (part, _) in enumerate(step) if part is Part.FORWARD) + 1
     return sum(seconds for part, seconds in step[:end] if part is not Part.EXCHANGE)
 
 
 def _finite(value: float | None) -> float | None:
-    """None for the infinity that an overflowed fp16 step has for a norm: JSON knows no infinity."""
+    """Return None instead of infinity, an overflowed fp16 step's norm: JSON has no infinity."""
     return value if value is not None and math.isfinite(value) else None

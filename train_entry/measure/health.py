@@ -1,6 +1,6 @@
-"""A rank's card while steps are timed: clocks, heat, power, and what slowed it. A job's door to NVML.
+"""Observe a rank's GPU through NVML while steps are timed: clock, temperature, power, throttling.
 
-To know is not worth a trial: where NVML is missing or refuses, nothing is known and nothing is raised.
+A trial must not fail for this: if NVML is missing or refuses, nothing is recorded and nothing is raised.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from train_entry.contract import DeviceHealth
 
-# Bits of nvmlClocksEventReasons (nvml.h), which were nvmlClocksThrottleReasons before. Left out: idle, the
-# display, clocks that a user or a group of cards has set.
+# Bits of nvmlClocksEventReasons (nvml.h), formerly nvmlClocksThrottleReasons. Left out: idle, the display,
+# and clocks set by a user or shared within a group of GPUs.
 REASONS = {
     "sw_power_cap": 0x04,
     "hw_slowdown": 0x08,
@@ -28,7 +28,7 @@ MILLI = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """A card at one moment."""
+    """The state of a GPU at one moment."""
 
     clock_mhz: int
     max_clock_mhz: int
@@ -38,14 +38,14 @@ class Look:
 
 
 class Card:
-    """A GPU as NVML knows it."""
+    """A GPU's NVML handle."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
 
     def look(self) -> Look | None:
-        """None where NVML refuses."""
+        """Return the GPU's state; None if NVML refuses."""
         nvml, handle = self._nvml, self._handle
         try:
             return Look(
@@ -64,21 +64,21 @@ class Card:
 
 
 class Watch:
-    """Looks at a rank's card now and then."""
+    """Repeated looks at a rank's GPU."""
 
     def __init__(self, card: Card | None) -> None:
         self._card = card
         self._looks: list[Look] = []
 
     def look(self) -> None:
-        """Takes about a millisecond: never inside a timed span."""
+        """Record the GPU's state. This takes about a millisecond, so never call it inside a timed span."""
         found = self._card.look() if self._card is not None else None
         if found is not None:
             self._looks.append(found)
 
     @property
     def health(self) -> DeviceHealth | None:
-        """Over all looks; None before the first."""
+        """The GPU's health over all looks; None before the first look."""
         looks = self._looks
         if not looks:
             return None
@@ -92,7 +92,7 @@ class Watch:
 
 
 def card_of(device: torch.device) -> Card | None:
-    """None for a CPU, and where NVML does not know the card."""
+    """Return the device's GPU in NVML; None for a CPU, without pynvml, or if NVML does not know the GPU."""
     if device.type != "cuda":
         return None
     try:
@@ -103,11 +103,14 @@ def card_of(device: torch.device) -> Card | None:
 
 
 def open_card(nvml: Any, properties: Any) -> Card | None:
-    """By what names a card everywhere: CUDA counts only those that CUDA_VISIBLE_DEVICES leaves."""
+    """Find a GPU in NVML by its UUID or PCI address; None if that fails.
+
+    CUDA's index would not do: CUDA counts only the GPUs that CUDA_VISIBLE_DEVICES leaves.
+    """
     try:
         nvml.nvmlInit()
         return Card(nvml, _handle(nvml, properties))
-    except (nvml.NVMLError, AttributeError):  # no driver; or an old torch, which tells neither
+    except (nvml.NVMLError, AttributeError):  # no driver, or an old torch that reports neither of the two
         return None
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a rank, phase by phase."""
+"""Measure a rank's peak memory in each phase, and limit the memory that torch may reserve."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ KIB = 1024
 
 
 class MemoryMeter(Protocol):
-    """Peaks between two calls of `take`."""
+    """A meter of peak memory between two calls of `take`."""
 
     kind: MemoryKind
 
     def take(self) -> MemoryPeak:
-        """The highest use since the last call, or since the process began; a new phase begins."""
+        """Return the peak since the last call, or since the process began, and begin a new phase."""
         ...
 
     def host_peak_bytes(self) -> int:
-        """The process's highest resident memory so far, over all phases: what is offloaded lies there."""
+        """The process's highest resident memory so far, over all phases. It includes offloaded states."""
         ...
 
     def in_use_bytes(self) -> tuple[int, int] | tuple[None, None]:
-        """What is taken of the whole card right now, CUDA contexts included, and its size."""
+        """Bytes in use on the whole GPU right now, CUDA contexts included, and the GPU's size in bytes."""
         ...
 
 
 class DeviceMeter:
-    """Counts what torch's allocator gave out, and what it holds, on the rank's GPU."""
+    """The meter for a GPU: bytes that torch's allocator has allocated and reserved on it."""
 
     kind = MemoryKind.DEVICE
 
@@ -56,12 +56,12 @@ class DeviceMeter:
 
 
 class HostMeter:
-    """Counts resident memory of the process, which on a CPU is all there is to say."""
+    """The meter for a CPU: resident memory of the process, for allocated and reserved bytes alike."""
 
     kind = MemoryKind.HOST_RSS
 
     def __init__(self) -> None:
-        self._highest_bytes = 0  # of the phases that have ended
+        self._highest_bytes = 0  # over the phases that have ended
 
     def take(self) -> MemoryPeak:
         peak_bytes = _high_water_bytes()
@@ -69,7 +69,7 @@ class HostMeter:
         try:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; proc(5)
         except OSError:
-            pass  # not everywhere permitted; then peaks are those of the process so far
+            pass  # some systems forbid it; the peaks are then those since the process began
         return MemoryPeak(allocated_bytes=peak_bytes, reserved_bytes=peak_bytes)
 
     def host_peak_bytes(self) -> int:
@@ -80,15 +80,15 @@ class HostMeter:
 
 
 def meter_for(device: torch.device) -> MemoryMeter:
-    """The meter that fits the rank's device."""
+    """Return the meter for the rank's device."""
     return DeviceMeter(device) if device.type == "cuda" else HostMeter()
 
 
 def hold_to(limit_bytes: int | None, device: torch.device) -> None:
-    """Let torch's allocator reserve no more of the GPU: what goes beyond is out of memory, as on a full card.
+    """Let torch's allocator reserve at most `limit_bytes` of the GPU; beyond that it raises out of memory.
 
-    None, or more than there is: the GPU itself is the limit. What is below zero, since others take more than
-    may be had, is nothing at all. A CPU has no such allocator, and is left alone.
+    If the limit is None or exceeds the GPU's size, the GPU itself is the limit. A negative limit, which
+    results if other needs exceed the memory, counts as zero. On a CPU nothing is limited.
     """
     if limit_bytes is None or device.type != "cuda":
         return
@@ -97,7 +97,7 @@ def hold_to(limit_bytes: int | None, device: torch.device) -> None:
 
 
 def _high_water_bytes() -> int:
-    """VmHWM of proc(5): the process's own pages, and those of mapped files and shared memory, while present.
+    """Return VmHWM of proc(5) in bytes: the peak of resident pages, private, file-backed and shared.
 
     A page that several processes map counts in each of them.
     """

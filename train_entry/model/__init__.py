@@ -1,1 +1,1 @@
-"""The model that is trained: its shape, its weights, and how degrees divide it."""
+"""The trained model: its shape, its weights, and its division over ranks."""

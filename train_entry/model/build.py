@@ -1,4 +1,4 @@
-"""The model that is trained: from a shape, or from a local transformers directory."""
+"""Build the trained model from a shape or from a local transformers directory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def build_model(
     sharding: Sharding | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> PreTrainedModel:
-    """The model, its parameters placed as its engine wants them: for None, whole and in fp32 on the device.
+    """Build the model with its parameters placed by `sharding`; None puts them whole, in fp32, on the device.
 
-    Every strategy starts from the same weights. `beat` is called on the way. Raises ValueError where shape,
-    weights and plan do not fit.
+    Every strategy starts from the same weights. `beat` is called after each parameter. Raise ValueError if
+    shape, weights and plan do not fit together.
     """
     sharding = sharding or Replicated(device)
     _refuse_absent_attention(plan.attention)
@@ -52,11 +52,11 @@ def build_model(
     else:
         pour(NewWeights(twin, plan.seed, device), model, sharding, beat)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # rank 0 of ZeRO-3 has drawn all parameters, others only their shards
-    torch.manual_seed(plan.seed)  # whatever was drawn until here, which differs between the ranks of ZeRO-3
-    # Named, since transformers warns of a default that it takes anyway.
+        torch.cuda.empty_cache()  # with ZeRO-3, rank 0 has created all parameters, the others only shards
+    torch.manual_seed(plan.seed)  # the draws so far differ between the ranks of ZeRO-3
+    # The default, set explicitly since transformers warns about it otherwise.
     model.loss_type = "ForCausalLM"
-    model.config.use_cache = False  # keys and values are kept for generating, and cost memory in training
+    model.config.use_cache = False  # cached keys and values serve generation and cost memory in training
     if plan.checkpoint_every:
         recompute_blocks(model, plan.checkpoint_every)
     model.train()
@@ -64,37 +64,37 @@ def build_model(
 
 
 def recompute_blocks(model: PreTrainedModel, every: int) -> None:
-    """Of every so many transformer blocks, from the first on, one keeps its input only.
+    """Let every `every`-th transformer block, from the first on, keep only its input and recompute the rest.
 
-    Raises ValueError for a model that has none.
+    Raise ValueError for a model without such blocks.
     """
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ValueError(
             f"checkpoint_every={every}: a model of type {model.config.model_type} has no blocks that "
-            "transformers can recompute; 0 leaves it off"
+            "transformers can recompute; 0 turns this off"
         )
     for block in blocks[::every]:
         block.gradient_checkpointing = True
-        # The reentrant kind runs backward inside backward, which DDP's and ZeRO's hooks do not expect.
+        # The reentrant kind runs one backward pass inside another, which hooks of DDP and ZeRO do not expect.
         block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
 
 def config_of(shape: ModelShape) -> PreTrainedConfig:
-    """The transformers configuration of a shape. Raises ValueError for a family it cannot make up."""
+    """Return the transformers configuration of a shape. Raise ValueError for an unknown family."""
     if shape.path is not None:
         return local_config(Path(shape.path))
     builders = {"llama": _llama_config, "gpt2": _gpt2_config}
     if shape.family not in builders:
         raise ValueError(
-            f"model.family is {shape.family}; from a shape alone only {' and '.join(builders)} can be built: "
+            f"model.family is {shape.family}; without model.path only {' and '.join(builders)} can be built: "
             "set model.path to a directory with its config.json"
         )
     return builders[shape.family](shape)
 
 
 def local_config(directory: Path) -> PreTrainedConfig:
-    """Read config.json. Raises ValueError or OSError, as transformers does."""
+    """Read config.json. Raise ValueError or OSError, as transformers does."""
     if not (directory / "config.json").is_file():
         raise ValueError(f"no config.json in {directory}")
     config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -102,7 +102,7 @@ def local_config(directory: Path) -> PreTrainedConfig:
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Its random numbers would differ between ranks and strategies, and so would the losses."""
+    """Turn off a configuration's dropout: its random numbers differ by rank and strategy, so losses would."""
     for name, value in vars(config).items():
         if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -110,17 +110,17 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
-    """All parameters, tied ones once; nothing is allocated."""
+    """Count all parameters, tied ones once, without allocating them."""
     return parameters_of(_without_storage(config))
 
 
 def parameters_of(model: torch.nn.Module) -> int:
-    """All parameters of a module, tied ones once, and whole also where ZeRO-3 has cut them up."""
+    """Count all parameters of a module, tied ones once. A parameter sharded by ZeRO-3 counts as a whole."""
     return sum(map(_numel, model.parameters()))
 
 
 def count_over_ranks(model: torch.nn.Module, plan: Plan, device: torch.device) -> int:
-    """The parameters of the whole model, of which each rank has some. Collective."""
+    """Count the parameters of the whole model over all ranks, each of which may hold a part. Collective."""
     own = sum(_numel(parameter) / copies_of(parameter, plan) for parameter in model.parameters())
     total = torch.tensor(own, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(total)
@@ -139,12 +139,12 @@ def _without_storage(config: PreTrainedConfig) -> Any:
 def _from_config(config: PreTrainedConfig, dtype: torch.dtype, attention: Attention) -> Any:
     try:
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention.value, dtype=dtype)
-    except ImportError as error:  # how transformers says that this machine cannot run it
+    except ImportError as error:  # transformers raises it if the machine lacks a package or feature
         raise ValueError(f"attention={attention}: {error}") from error
 
 
 def _refuse_absent_attention(attention: Attention) -> None:
-    """transformers would look for a kernel on the network instead."""
+    """Raise ValueError if flash-attn is missing: transformers would look for a kernel on the network."""
     if attention is Attention.FLASH and find_spec("flash_attn") is None:
         raise ValueError(
             f"attention={attention} needs the package flash-attn, which is not installed; sdpa needs none"
@@ -161,7 +161,7 @@ def _llama_config(shape: ModelShape) -> PreTrainedConfig:
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=shape.positions,
         tie_word_embeddings=shape.tied_embeddings,
-        bos_token_id=None,  # the defaults lie outside a small vocabulary
+        bos_token_id=None,  # the default ids lie outside a small vocabulary
         eos_token_id=None,
     )
 

@@ -1,6 +1,6 @@
-"""The shape of a transformers model on disk: `python -m train_entry.model.shape DIR` prints it as JSON.
+"""Print the shape of a transformers model on disk as JSON: `python -m train_entry.model.shape DIR`.
 
-The orchestrator runs this in a process of its own, since it must not import torch.
+The orchestrator runs this in a separate process, since it must not import torch itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from train_entry.contract import ModelShape, dump
 def shape_of(directory: Path) -> ModelShape:
     """Read config.json and count the parameters, without allocating them.
 
-    Raises ValueError or OSError where the directory holds no causal language model that transformers knows.
+    Raise ValueError or OSError if the directory holds no causal language model that transformers knows.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from train_entry.model.build import count_parameters, local_config  # torch and transformers: seconds
+    from train_entry.model.build import count_parameters, local_config  # imports torch: seconds
 
     config = local_config(directory)
-    text = config.get_text_config()  # the language part of a multi-modal model; most are their own
+    text = config.get_text_config()  # the language part of a multi-modal model; otherwise config itself
     hidden = _first(text, "hidden_size", "n_embd")
     heads = _first(text, "num_attention_heads", "n_head")
     return ModelShape(
@@ -44,7 +44,7 @@ def shape_of(directory: Path) -> ModelShape:
 
 
 def _first(config: Any, *names: str, default: int | None = None) -> int:
-    """The first attribute that is set; model families differ in what they call the same thing."""
+    """Return the first attribute that is set: model families use different names for the same value."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None:
@@ -55,12 +55,12 @@ def _first(config: Any, *names: str, default: int | None = None) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the shape; errors are one line on stderr and status 2."""
+    """Print the shape. On an error print one line on stderr and return status 2."""
     if len(arguments) != 1:
         print("usage: python -m train_entry.model.shape DIR", file=sys.stderr)
         return 2
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries may print; stdout holds the JSON only
+        with contextlib.redirect_stdout(sys.stderr):  # libraries may print, but stdout must hold only JSON
             shape = shape_of(Path(arguments[0]))
     except (ValueError, OSError, KeyError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Where a rank keeps the parameters of a model, and which part of them, from the moment they are made."""
+"""The interface that makes and places a rank's part of a model's parameters, and the replicated case."""
 
 from __future__ import annotations
 
@@ -15,39 +15,42 @@ if TYPE_CHECKING:
 
 
 class Sharding(Protocol):
-    """What a rank has of a model, and where, from the moment it is made: nothing must be moved later."""
+    """The part of a model that a rank holds, made in its final place so that nothing moves later."""
 
-    dtype: torch.dtype  # parameters are made in
+    dtype: torch.dtype  # the data type in which parameters are made
 
     def construct(self) -> AbstractContextManager[object]:
-        """Modules are made inside. Collective."""
+        """Return a context in which modules are made. Collective."""
         ...
 
     def place(self, model: PreTrainedModel) -> None:
-        """Afterwards the model has those parameters that this rank holds, in place, with no values yet."""
+        """Reduce the model to the parameters that this rank holds, in their final place, without values."""
         ...
 
     def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
-        """Of the values of a whole parameter, those that this rank holds."""
+        """Return this rank's part of the values of a whole parameter."""
         ...
 
     def whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[bool]:
-        """Inside, the parameter is complete; true on the ranks whose writes to it count. Collective."""
+        """Return a context in which the parameter is whole. Collective.
+
+        Its value is true on the ranks whose writes to the parameter count.
+        """
         ...
 
 
 class Replicated:
-    """Every rank has all parameters on its device. See Sharding."""
+    """All parameters on every rank's device. Implements Sharding."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
         self._device = device
 
     def construct(self) -> AbstractContextManager[object]:
-        return self._device  # a context in which tensors are made there
+        return self._device  # a device is a context in which new tensors are made on it
 
     def place(self, model: PreTrainedModel) -> None:
-        pass  # it is there
+        pass  # it already is in its place
 
     def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         return values
@@ -57,7 +60,7 @@ class Replicated:
 
 
 def copies_of(parameter: torch.nn.Parameter, plan: Plan) -> int:
-    """Ranks that hold the same values of it, ZeRO's shards put together."""
+    """The number of ranks that hold the same values of a parameter, with ZeRO's shards gathered."""
     is_split = getattr(parameter, "tensor_model_parallel", False)
     stages = 2 if getattr(parameter, "is_at_both_ends", False) else 1
     return stages * plan.data * (1 if is_split else plan.tensor)

@@ -1,7 +1,7 @@
-"""Matrices of a pipeline's blocks, split over tensor ranks: first by columns, then by rows.
+"""Split the matrices of a pipeline's blocks over tensor ranks: first by columns, then by rows.
 
-Shoeybi et al. 2019, arXiv 1909.08053, section 3. DeepSpeed's own splitting replaces the topology of a
-pipeline, which then dies of it; without a pipeline DeepSpeed's is used.
+The method is that of Shoeybi et al. 2019, arXiv 1909.08053, section 3. DeepSpeed's own splitting is used only
+without a pipeline: it replaces a pipeline's topology, and the pipeline then fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-COLUMNS, ROWS = 0, 1  # dimension of a weight that is split: its outputs, its inputs
+COLUMNS, ROWS = 0, 1  # the dimension of a weight that is split: outputs, inputs
 SPLIT = {
     "llama": {
         "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS},
@@ -22,10 +22,10 @@ SPLIT = {
 
 
 def shrink(model: PreTrainedModel, degree: int) -> None:
-    """Leave every split matrix one of `degree` equal parts. The model is on the meta device.
+    """Reduce every split matrix to one of `degree` equal parts. The model is on the meta device.
 
-    Attention takes the number of its heads from the matrices. Raises ValueError for a family that is not
-    known, for a bias, and where a matrix does not divide.
+    Attention derives its number of heads from the matrices. Raise ValueError for an unknown family, for a
+    bias, and for a matrix that cannot be divided equally.
     """
     family = model.config.model_type
     if family not in SPLIT:
@@ -41,14 +41,14 @@ def shrink(model: PreTrainedModel, degree: int) -> None:
 
 
 def mark(model: PreTrainedModel) -> None:
-    """Tell DeepSpeed, and `part_of`, which parameters are parts. After they have their storage."""
+    """Mark the split parameters for DeepSpeed and `part_of`. Call this once they have their storage."""
     for _, linear, dim in _split_matrices(model):
         linear.weight.tensor_model_parallel = True
         linear.weight.split_dim = dim
 
 
 def part_of(parameter: torch.nn.Parameter, values: torch.Tensor, rank: int) -> torch.Tensor:
-    """Of a whole parameter's values, those of a tensor rank."""
+    """Return a tensor rank's part of a whole parameter's values."""
     dim = getattr(parameter, "split_dim", None)
     if dim is None:
         return values
@@ -57,7 +57,7 @@ def part_of(parameter: torch.nn.Parameter, values: torch.Tensor, rank: int) -> t
 
 
 def join(model: PreTrainedModel, group: dist.ProcessGroup) -> None:
-    """Let the ranks of a group compute what the whole matrices would."""
+    """Add the all-reduces that make a group's ranks compute the result of the whole matrices."""
 
     def enter(module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if inputs:
@@ -77,7 +77,7 @@ def join(model: PreTrainedModel, group: dist.ProcessGroup) -> None:
 
 
 class SumOfGradients(torch.autograd.Function):
-    """Every rank has the same input, and a part of its gradient."""
+    """Pass the input on, and sum its gradient over ranks: each rank computes a part of the gradient."""
 
     @staticmethod
     def forward(context: Any, inputs: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -92,7 +92,7 @@ class SumOfGradients(torch.autograd.Function):
 
 
 class SumOfParts(torch.autograd.Function):
-    """Every rank has a part of the output, whose gradient is the same for all."""
+    """Sum the output over ranks, and pass its gradient on: the gradient is the same on all ranks."""
 
     @staticmethod
     def forward(context: Any, output: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

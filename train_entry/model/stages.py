@@ -1,4 +1,4 @@
-"""One stage of a pipeline: a transformers model without the blocks, embedding and head of the others."""
+"""Cut a transformers model into pipeline stages, each with its own blocks, embedding or head only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from train_entry.model import split
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anatomy:
-    """Where a family keeps its parts, below its base model."""
+    """The names of a family's parts, below its base model."""
 
     embedding: str  # turns token ids into vectors
-    positions: tuple[str, ...]  # add what depends on a token's position
+    positions: tuple[str, ...]  # modules that embed positions
     blocks: str
     norm: str
 
@@ -31,14 +31,14 @@ ANATOMIES = {
 
 
 class Absent(torch.nn.Module):
-    """In the place of a part that another stage has: what comes in goes on."""
+    """A placeholder for a part that another stage has. It returns its input."""
 
     def forward(self, hidden: torch.Tensor, *unused: Any, **unused_by_name: Any) -> torch.Tensor:
         return hidden
 
 
 class NoPositions(torch.nn.Module):
-    """In the place of embedded positions, which the first stage has added."""
+    """A placeholder for the embedding of positions, which the first stage adds. It returns zero."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class NoPositions(torch.nn.Module):
 
 
 class Staged:
-    """A rank makes the parameters of its stage only, however large the model. See engine.Sharding."""
+    """The parameters of one stage only, however large the model is. Implements sharding.Sharding."""
 
     def __init__(self, plan: Plan, place: Coordinates, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -58,7 +58,7 @@ class Staged:
         self._device = device
 
     def construct(self) -> AbstractContextManager[object]:
-        return torch.device("meta")  # shapes only
+        return torch.device("meta")  # allocates nothing
 
     def place(self, model: PreTrainedModel) -> None:
         cut_out(model, self._plan, self._at.stage)
@@ -71,7 +71,7 @@ class Staged:
         with torch.no_grad():
             for module in model.modules():
                 if next(module.buffers(recurse=False), None) is not None:
-                    model._init_weights(module)  # frequencies of rotary embeddings: transformers' own rule
+                    model._init_weights(module)  # transformers' own rule, for rotary frequencies
 
     def part(self, parameter: torch.nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         return split.part_of(parameter, values, self._at.tensor)
@@ -81,9 +81,9 @@ class Staged:
 
 
 def cut_out(model: PreTrainedModel, plan: Plan, stage: int) -> None:
-    """Leave in a model what one stage has. Its parameters keep their names.
+    """Remove from a model the parts of all other stages. The remaining parameters keep their names.
 
-    Raises ValueError for a family whose parts are not known.
+    Raise ValueError for a family whose parts are not known.
     """
     anatomy = anatomy_of(model)
     base = model.base_model
@@ -102,7 +102,7 @@ def cut_out(model: PreTrainedModel, plan: Plan, stage: int) -> None:
 
 
 def mark_shared_embedding(model: PreTrainedModel) -> None:
-    """Of one that is also the head, which the first and the last stage have both."""
+    """Mark a tied embedding, which is also the head: the first and the last stage both hold it."""
     if model.config.tie_word_embeddings:
         for module in (getattr(model.base_model, anatomy_of(model).embedding), model.lm_head):
             for parameter in module.parameters():
@@ -119,10 +119,10 @@ def anatomy_of(model: PreTrainedModel) -> Anatomy:
 
 
 class Stage(torch.nn.Module):
-    """The part of the forward pass that a stage computes: token ids or vectors in, vectors or logits out."""
+    """One stage's part of the forward pass. It takes token ids or vectors and returns vectors or logits."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is what `cut_out` left."""
+        """Take a model that `cut_out` has reduced to one stage."""
         super().__init__()
         anatomy = anatomy_of(model)
         self.model = model
@@ -137,13 +137,13 @@ class Stage(torch.nn.Module):
         return self.model.lm_head(hidden) if self._is_last else hidden
 
     def loss(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The model's own: of the next token."""
+        """Return the model's own next-token loss."""
         loss: torch.Tensor = self.model.loss_function(
             logits=logits, labels=tokens, vocab_size=self.model.config.vocab_size
         )
         return loss
 
     def embedding_or_head(self) -> torch.nn.Module:
-        """Of the first and of the last stage: the module that has the weight they share."""
+        """The module with the tied weight: the embedding in the first stage, the head in the last."""
         module: torch.nn.Module = self._embedding if self._is_first else self.model.lm_head
         return module

@@ -1,7 +1,8 @@
-"""Where Hydra looks for sweepers: `-m` ends up here, and goes on in sweep.py at once.
+"""The Hydra sweeper: Hydra calls it for `-m`, and it hands over to sweep.py at once.
 
-Hydra 1.3 accepts a sweeper class only from the namespace `hydra_plugins`, found on sys.path. This directory
-is put there by sweep.py; without an __init__.py, so that other plugins' directories join the namespace.
+Hydra 1.3 accepts a sweeper class only from the namespace `hydra_plugins` on sys.path. sweep.py adds the
+directory above this one to sys.path. There is no __init__.py here, so that other plugins' directories can
+join the namespace.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ ConfigStore.instance().store(
 
 
 class ShardsweepSweeper(Sweeper):
-    """Hands the command line over. Hydra's launchers are a blocking batch, so none is used."""
+    """A sweeper that hands the command line over. It uses no Hydra launcher: those run blocking batches."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._loader = hydra_context.config_loader
 
     def sweep(self, arguments: list[str]) -> None:
-        # The script is __main__; importing it under its name would run a second copy with its own state.
+        # sweep.py is __main__; importing it under its name would run a second copy with its own state.
         import __main__
 
         __main__.run_sweep(arguments, self._loader)

@@ -1,4 +1,4 @@
-"""What the hosts of a hostfile have, asked of all at once over ssh before anything is launched."""
+"""Ask all hosts of a hostfile what they have, at once, over ssh, before anything is launched."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sweeps.errors import ConfigError
 from sweeps.machine import Machine
 from train_entry.contract import ContractError, dump, load
 
-LIMIT_S = 60.0  # of one host: a Python that starts from a slow file system included
+LIMIT_S = 60.0  # for one host to answer: Python may start from a slow file system
 
 
 def find_hosts(cluster: ClusterConfig) -> Hosts:
-    """Read the hostfile. Raises ConfigError with all that is wrong with it."""
+    """Read the hostfile. Raises ConfigError with everything that is wrong with it."""
     path = Path(cluster.hostfile)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text"
-        raise ConfigError(f"cluster.hostfile={path}: {reason}; it holds lines HOST slots=N") from error
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigError(f"cluster.hostfile={path}: {reason}; its lines must be HOST slots=N") from error
     slots = parse_hostfile(text, str(path))
     problems = [
         f"{path}: {host} has slots={count}, and cluster.gpus_per_node={cluster.gpus_per_node}"
@@ -45,7 +45,7 @@ def find_hosts(cluster: ClusterConfig) -> Hosts:
 
 
 def find_machine(hosts: Hosts, cluster: ClusterConfig, gate: GateConfig, studies: Path) -> Machine:
-    """What all hosts have. Raises ConfigError, a line for each host that cannot be used."""
+    """Return what every host has. Raises ConfigError with a line for each host that cannot be used."""
     answers = _ask(hosts, cluster, studies)
     problems = [line for host, answer in answers.items() for line in _problems(host, answer)]
     seen = {host: answer for host, answer in answers.items() if isinstance(answer, Seen)}
@@ -58,7 +58,7 @@ def find_machine(hosts: Hosts, cluster: ClusterConfig, gate: GateConfig, studies
 
 
 def _ask(hosts: Hosts, cluster: ClusterConfig, studies: Path) -> dict[str, Seen | str]:
-    """By host: what it has, or why there is no answer."""
+    """Return, by host, what it has, or why there is no answer."""
     existing = next(parent for parent in (studies.absolute(), *studies.absolute().parents) if parent.exists())
     with tempfile.NamedTemporaryFile(prefix=".shardsweep-", dir=existing) as token:
         order = Look(
@@ -82,17 +82,17 @@ def _ask_host(hosts: Hosts, host: str, order: Look) -> Seen | str:
             timeout=LIMIT_S,
         )
     except FileNotFoundError:
-        return "ssh is not here"
+        return "ssh is not installed here"
     except subprocess.TimeoutExpired:
         return f"no answer within {LIMIT_S:.0f} s"
     lines = done.stdout.strip().splitlines()
     try:
         if done.returncode == 0 and lines:
-            return load(Seen, lines[-1])  # what a login shell prints comes before
+            return load(Seen, lines[-1])  # a login shell may print something before it
     except ContractError as error:
         return str(error)
     said = done.stderr.strip().splitlines()
-    return said[-1] if said else f"status {done.returncode}, and not a word"
+    return said[-1] if said else f"exit status {done.returncode} without a message"
 
 
 def _problems(host: str, answer: Seen | str) -> Iterator[str]:
@@ -107,13 +107,13 @@ def _problems(host: str, answer: Seen | str) -> Iterator[str]:
         yield f"host {host}: does not see the directory of studies; put studies_dir on a shared file system"
     for unknown in answer.unknown_hosts:
         yield (
-            f"host {host}: does not know the name {unknown}, by which ranks meet; "
+            f"host {host}: cannot resolve the name {unknown}, which its ranks connect to; "
             "add it there, or set cluster.interface"
         )
 
 
 def _differences(hosts: Hosts, cluster: ClusterConfig, found: Mapping[str, Machine]) -> Iterator[str]:
-    """GPUs: a study never mixes models, and every slot is one."""
+    """Problems with the hosts' GPUs: a study never mixes models, and every slot needs a GPU."""
     names = {host: sorted({gpu.name for gpu in machine.gpus}) for host, machine in found.items()}
     first = next(iter(names.values()), [])
     for host, machine in found.items():
@@ -126,7 +126,7 @@ def _differences(hosts: Hosts, cluster: ClusterConfig, found: Mapping[str, Machi
 
 
 def _least(machines: list[Machine]) -> Machine:
-    """What a trial finds on whichever host it runs."""
+    """Return the least that a trial finds on any host."""
     first = machines[0]
     memory = [machine.host_memory_bytes for machine in machines if machine.host_memory_bytes is not None]
     return dataclasses.replace(

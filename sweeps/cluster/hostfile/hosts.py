@@ -1,4 +1,4 @@
-"""A hostfile, as DeepSpeed's launcher reads it: `HOST slots=N` a line. Pure."""
+"""Read a hostfile as DeepSpeed does, `HOST slots=N` a line, and lay ranks out on its hosts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sweeps.errors import ConfigError
 
-# deepspeed/launcher/runner.py 0.19.8, _parse_hostfile. What follows the number is not looked at there either.
+# deepspeed/launcher/runner.py 0.19.8, _parse_hostfile. It ignores what follows the number, too.
 LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
 
 
@@ -21,11 +21,11 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
             continue
         found = LINE.search(line)
         if found is None:
-            problems.append(f"{path}:{number}: {line!r} is no host; write HOST slots=N")
+            problems.append(f"{path}:{number}: {line!r} names no host; write HOST slots=N")
         elif found[1] in slots:
-            problems.append(f"{path}:{number}: {found[1]} is there already; give each host one line")
+            problems.append(f"{path}:{number}: {found[1]} is listed twice; give each host one line")
         elif found[1].startswith("-"):  # ssh would take it for an option
-            problems.append(f"{path}:{number}: {found[1]} is no name of a host")
+            problems.append(f"{path}:{number}: {found[1]} is not a host name")
         else:
             slots[found[1]] = int(found[2])
     if not slots and not problems:
@@ -37,26 +37,26 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Those of a study: what each gives, and how it is reached."""
+    """The hosts of a study: how many slots each gives, and how it is reached."""
 
     slots: Mapping[str, int]
     ssh: tuple[str, ...]  # the command, without the host
 
 
 def ssh_command(port: int | None, more: list[str]) -> tuple[str, ...]:
-    """How every host is reached: never asking at the terminal, and noticing when a host is gone."""
+    """The ssh command for every host: it never asks at the terminal, and notices when a host is gone."""
     options = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "ServerAliveCountMax=6")
     ports = ("-p", str(port)) if port is not None else ()
     return ("ssh", *ports, *more, *(word for option in options for word in ("-o", option)))
 
 
 def address_of(host: str) -> str:
-    """What other hosts call it: a hostfile may name a user too."""
+    """The host's name for other hosts, without the user that a hostfile may add."""
     return host.rpartition("@")[2]
 
 
 def lay_out(free: Mapping[str, int], ranks: int, per_host: int) -> dict[str, int] | None:
-    """How many ranks go to which host: to one, or equally many to as few as hold them; None: no room now."""
+    """Return the ranks by host: all on one, or spread evenly on as few as hold them; None: no room now."""
     count = -(-ranks // per_host)
     wanted = -(-ranks // count)
     hosts = [host for host, slots in free.items() if slots >= wanted][:count]

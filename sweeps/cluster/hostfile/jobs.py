@@ -1,4 +1,4 @@
-"""Hosts of a hostfile, reached over ssh: slots leased to trials, each started by DeepSpeed's launcher."""
+"""A hostfile's hosts as a cluster: trials lease their slots, and DeepSpeed's launcher starts each trial."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from train_entry.contract import (
 )
 
 NAME = "hostfile"
-FILES_S = 10.0  # for files of other hosts to be seen here after the trial has ended
-ENDING_S = 10.0  # for a launcher whose ranks have all ended
+FILES_S = 10.0  # for files of other hosts to become visible here after the trial has ended
+ENDING_S = 10.0  # for a launcher to end after all its ranks have
 CANCEL_S = 15.0  # for a launcher to end its nodes; longer than each node takes
-# What DeepSpeed's runner exports (EXPORT_ENVS and NCCL), and what else changes a run. No MLFLOW_*: ranks
-# record nothing there, and one of them may be a password.
+# Variables that DeepSpeed's runner exports (EXPORT_ENVS and NCCL), and others that change a run. No
+# MLFLOW_*: ranks record nothing there, and one of them may be a password.
 EXPORTED = ("PYTHON", "NCCL", "UCX", "MV2", "GLOO_", "TORCH_", "CUDA_DEVICE_ORDER", "OMP_", "HF_HOME")
 OWN = ("SHARDSWEEP_STATE_DIR",)
 SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
-ENVIRONMENT_FILE = ".deepspeed_env"  # of the user's, in the home or the working directory: NAME=VALUE lines
+ENVIRONMENT_FILE = ".deepspeed_env"  # the user's, in the home or working directory: NAME=VALUE lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSite:
-    """What all trials of a study share."""
+    """The settings that all trials of a study share."""
 
     cluster: ClusterConfig
     hosts: Hosts
 
 
 class HostfileCluster:
-    """Runs trials on the hosts of a hostfile, at most `parallel` at once."""
+    """The hosts of a hostfile. They run at most `parallel` trials at once."""
 
     def __init__(self, site: HostSite, machine: Machine, parallel: int, state: Path | None = None) -> None:
         self.machine = machine
@@ -92,7 +92,7 @@ class HostfileCluster:
         return tuple(taken)
 
     def has_neighbours(self, slots: tuple[str, ...]) -> bool:
-        """As far as this machine starts them: of others' processes over there nothing is known."""
+        """True if other studies' trials run beside these slots, as far as this machine started them."""
         ours = _by_host((*slots, *(slot for job in self._active.values() for slot in job.slots)))
         return any(
             self._pools[host].has_others(ours[host]) for host in _by_host(slots) if host in self._pools
@@ -136,7 +136,7 @@ class HostfileCluster:
     # ------------------------------------------------------------------ states
 
     def _state(self, handle: JobHandle) -> JobState:
-        is_alive = self._is_alive(handle)  # asked first: what ranks write, they write before it ends
+        is_alive = self._is_alive(handle)  # checked first: ranks write their exits before it ends
         if len(rank_exits(handle.attempt, handle.ranks)) == handle.ranks:
             return JobState.ENDED
         if is_alive:
@@ -151,7 +151,7 @@ class HostfileCluster:
         return record is not None and _lives(record)
 
     def _finish(self, handle: JobHandle, patience_s: float) -> None:
-        """Let the trial's processes end, end those that do not, on every host, and give its slots back."""
+        """Wait for the trial's processes, kill those that do not end, on every host; give its slots back."""
         if handle.attempt.path not in self._active:
             return
         process = self._launchers.pop(handle.attempt.path, None)
@@ -185,12 +185,12 @@ class HostfileCluster:
 
     def _release(self, slots: tuple[str, ...], leader: int | None) -> None:
         for host, names in _by_host(slots).items():
-            if host in self._pools:  # it may have left the hostfile between two starts
+            if host in self._pools:  # the host may have left the hostfile between two starts
                 self._pools[host].release(names, owners=(os.getpid(), leader))
 
     @staticmethod
     def _send(process: subprocess.Popen[bytes], launch: Launch) -> None:
-        """Its order, after it is on record who gets it: it starts nothing before."""
+        """Send the launcher its order. Until then it starts no rank, so each rank's launcher is on record."""
         assert process.stdin is not None
         process.stdin.write(dump(launch, indent=None).encode() + b"\n")
         process.stdin.close()
@@ -210,7 +210,7 @@ def _start(attempt: AttemptDir, launch: Launch) -> subprocess.Popen[bytes]:
 
 
 def exported(cluster: ClusterConfig, device: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of ranks, beside what their host gives them. No secrets, unless the user's file has."""
+    """The ranks' environment besides their host's own. No secrets, except those in the user's file."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -223,7 +223,7 @@ def exported(cluster: ClusterConfig, device: str, environ: Mapping[str, str]) ->
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "DS_ACCELERATOR": device,
         PORTS: cluster.ports,
-        # Each host loads them from a copy of its own: a rank that is killed there locks them for nobody else.
+        # Each host loads operators from its own copy: a rank killed there locks them for no other host.
         SOURCE: environ.get(TORCH, str(Path(sys.prefix) / "torch_extensions")),
         SOURCE_CPU: cpu_signature(),
     }
@@ -246,7 +246,7 @@ def _slots(count: int) -> list[Slot]:
 
 
 def _by_host(slots: tuple[str, ...]) -> dict[str, list[str]]:
-    """`HOST/INDEX` apart, in the order in which ranks take them."""
+    """Split slots `HOST/INDEX` by host, in the order in which ranks take them."""
     found: dict[str, list[str]] = {}
     for slot in slots:
         host, _, index = slot.rpartition("/")
@@ -267,13 +267,13 @@ def _lives(record: LaunchRecord) -> bool:
 
 
 def cancel_attempt(attempt: AttemptDir) -> None:
-    """End all processes of an attempt, whoever launched it. Raises SweepError where a host is silent."""
+    """End all processes of an attempt, whoever launched it. Raises SweepError if a host does not answer."""
     if silent := _end_attempt(attempt):
         raise SweepError(f"{attempt.path}: {', '.join(silent)} cannot be reached; cancel it again later")
 
 
 def _end_attempt(attempt: AttemptDir) -> list[str]:
-    """End its launcher, then, on every host, what that may have left; hosts that do not answer."""
+    """End the attempt's launcher, then what it left on any host. Return the hosts that do not answer."""
     record = launcher_of(attempt)
     if record is None:
         return []

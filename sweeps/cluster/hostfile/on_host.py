@@ -1,10 +1,10 @@
-"""What runs on a host of a hostfile, started over ssh: look around, run a node of a trial, end one.
+"""Run on a host of a hostfile, started over ssh: look around, run a trial's part on this node, or end it.
 
     python -m sweeps.cluster.hostfile.on_host look|run|end
 
 It reads its order, one line of JSON, from standard input.
 
-`run` lives as long as its standard input: when the ssh that started it is gone, so are its ranks.
+`run` lives as long as its standard input: when the ssh that started it ends, its ranks end too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Look:
     token: str  # a file in the directory of studies, which all hosts must see
     device: str
     nvme_path: str | None
-    hosts: tuple[str, ...]  # whose names must mean something here
+    hosts: tuple[str, ...]  # names that this host must resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class End:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same everywhere; empty where a package is missing."""
+    """The versions that must be the same on all hosts; empty for a missing package."""
     found = {"Python": platform.python_version()}
     for name in COMPARED:
         try:
@@ -101,7 +101,7 @@ def _is_known(host: str) -> bool:
 
 
 class _Stop:
-    """Whether we are to end: told by a signal, or by the end of our standard input."""
+    """A request to end: a signal, or the end of our standard input."""
 
     def __init__(self) -> None:
         self.is_told = False
@@ -112,7 +112,7 @@ class _Stop:
         self.is_told = True
 
     def wait(self, seconds: float) -> bool:
-        """Sleep; whether to stop."""
+        """Sleep up to `seconds`. Return True if we are to end."""
         readable, _, _ = select.select([0], [], [], seconds)
         if readable and not os.read(0, 4096):
             self.is_told = True
@@ -156,7 +156,7 @@ def _record() -> JobRecord:
 
 
 def end(order: End) -> None:
-    """End what `run` left of a node, if anything. By its number and start: no other process is touched."""
+    """End what `run` left on a node, if anything. Pid and start time ensure that no other process is hit."""
     record = read_document(AttemptDir(Path(order.attempt)).node(order.node), JobRecord)
     if record is None or record.host != socket.gethostname():
         return
@@ -165,7 +165,7 @@ def end(order: End) -> None:
 
 
 def _line() -> str:
-    """Of standard input, and not a byte more: what follows is watched for its end."""
+    """Read a line of standard input and not a byte more: `run` watches the rest for its end."""
     found = b""
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         found += byte

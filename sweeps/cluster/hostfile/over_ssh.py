@@ -1,8 +1,8 @@
-"""A trial on hosts of a hostfile: DeepSpeed's launcher of each node, started over ssh, and watched.
+"""Run a trial on hosts of a hostfile: start DeepSpeed's launcher on each host over ssh, and watch it.
 
 The `deepspeed` command itself needs pdsh, passes the environment on as shell text, and leaves its ranks
-behind when it dies. This process does its part: one for each trial, in a session of its own, so that the
-trial outlives the orchestrator; and when it dies, its ssh connections end, and with them the ranks.
+behind when it dies. This process replaces it. Each trial has its own, in a session of its own, so that the
+trial outlives the orchestrator. When it dies, its ssh connections end, and with them the ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from train_entry.contract import (
 )
 
 POLL_S = 0.2
-PEERS_S = 15.0  # for the other nodes' supervisors, once one node has ended without a word
+PEERS_S = 15.0  # for the other nodes' supervisors to notice a node that ended without a record
 ENDING_S = 10.0  # for a node to end its ranks before its connection is cut
 ANSWER_S = 60.0  # for a host to say that it has ended them
 LOST_CONNECTION = 255  # ssh's own status: it could not connect, or the connection broke
@@ -64,7 +64,7 @@ class LaunchRecord:
 
 
 def on_host(ssh: Sequence[str], host: str, what: str) -> list[str]:
-    """The command that starts `on_host` there. A login shell reads it: our own words, quoted."""
+    """The command that starts `on_host` on a host. A login shell parses it there, so its words are quoted."""
     remote = [
         "env",
         f"PYTHONPATH={ROOT}",
@@ -79,7 +79,7 @@ def on_host(ssh: Sequence[str], host: str, what: str) -> list[str]:
 
 
 def launcher_command(launch: Launch, node: int) -> tuple[str, ...]:
-    """DeepSpeed's launcher of one node, and what it starts for each rank."""
+    """The command of DeepSpeed's launcher on one node, which starts our supervisor for each rank."""
     slots = {host: list(ids) for host, ids in launch.slots.items()}
     world = base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
     return (
@@ -93,7 +93,10 @@ def launcher_command(launch: Launch, node: int) -> tuple[str, ...]:
 
 
 def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
-    """End what runs of an attempt on its hosts, whatever became of its launcher; hosts that do not answer."""
+    """End an attempt's processes on its hosts, whatever became of its launcher.
+
+    Return the hosts that do not answer.
+    """
 
     def end(item: tuple[int, str]) -> bool:
         node, host = item
@@ -105,7 +108,7 @@ def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
                 text=True,
                 timeout=ANSWER_S,
             )
-        except subprocess.TimeoutExpired:  # it has crashed, or its file system hangs
+        except subprocess.TimeoutExpired:  # the host has crashed, or its file system hangs
             return False
         return done.returncode == 0
 
@@ -115,7 +118,7 @@ def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
 
 
 class _Watch:
-    """The trial on all its hosts: a part of the step for each."""
+    """The trial on all its hosts, as one step with a part for each host."""
 
     def __init__(self, launch: Launch) -> None:
         self.is_told = False
@@ -150,7 +153,7 @@ class _Watch:
         )
 
     def wait(self) -> None:
-        """Until all hosts have ended, or one has without a word and the others had time to notice."""
+        """Wait until all hosts have ended, or one did without a record and the others had time to notice."""
         while not self.is_told and not self._step.reap():
             now = time.monotonic()
             if any(now - (part.over_at or now) > PEERS_S for _, part in self._silent()):
@@ -160,7 +163,7 @@ class _Watch:
             write_atomic(self._attempt.scheduler, dump(_word(*silent[0])))
 
     def _silent(self) -> list[tuple[str, RunningPart]]:
-        """Hosts whose part has ended, and whose ranks have not all said how."""
+        """Hosts whose part has ended although not all of its ranks have recorded how they ended."""
         there = set(os.listdir(self._attempt.path))  # NFS answers this afresh
         parts = zip(self._launch.slots, self._step.parts, self._ranks, strict=True)
         return [
@@ -182,7 +185,7 @@ def _word(host: str, part: RunningPart) -> SchedulerWord:
         job_id=host,
         state=state,
         kind=FailureKind.NODE_LOST,
-        detail="its ranks left no word; the end of submitit/node-*.log may say why",
+        detail="its ranks did not record how they ended; the end of submitit/node-*.log may say why",
     )
 
 

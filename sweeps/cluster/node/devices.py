@@ -1,4 +1,4 @@
-"""Which GPUs this host has, and which of them are ours to use. The only module that imports pynvml."""
+"""Find this host's GPUs, and those of them that we may use. The only module that imports pynvml."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from train_entry.contract import GIB
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, all of them where it is unset; none without a driver."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects; all if it is unset, none without a driver."""
     return visible(_nvml_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
-    """What CUDA would show of these: indices or UUID prefixes, in that order, up to the first unknown one."""
+    """Return the GPUs that CUDA would show for `setting`, a list of indices or UUID prefixes.
+
+    Like CUDA, keep the order of the setting and stop at its first unknown or ambiguous name.
+    """
     if setting is None:
         return tuple(gpus)
     chosen: list[Gpu] = []
@@ -42,9 +45,9 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def detect(cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
-    """This host as the configuration wants it used. Raises ConfigError where it cannot be.
+    """This host as the configuration wants it used. Raises ConfigError where that is impossible.
 
-    `gate` where plans will be judged: what it leaves free is checked against the cards.
+    `gate` is given where plans will be judged: its headroom is checked against the GPUs' memory.
     """
     gpus = () if cluster.device == "cpu" else find_gpus()
     if not gpus and (cluster.device == "cuda" or (cluster.device == "auto" and _are_misnamed(os.environ))):
@@ -56,7 +59,7 @@ def detect(cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
 
 
 def host_with(gpus: Sequence[Gpu], nvme_path: str | None) -> Machine:
-    """All of this host, with these of its GPUs."""
+    """This whole host, with these of its GPUs."""
     cores = len(os.sched_getaffinity(0))
     return Machine(
         device="cuda" if gpus else "cpu",
@@ -73,16 +76,16 @@ def host_with(gpus: Sequence[Gpu], nvme_path: str | None) -> Machine:
 
 
 def as_wanted(host: Machine, cluster: ClusterConfig, gate: GateConfig | None = None) -> Machine:
-    """What the configuration uses of such hosts. Raises ConfigError where they do not have it."""
+    """The part of such hosts that the configuration uses. Raises ConfigError if they have less."""
     if not host.gpus:
         require_memory_limits(cluster, gate, ())
         return dataclasses.replace(
             host, nodes=cluster.nodes, ranks_per_node=cluster.gpus_per_node or host.cores
         )
-    (name, alike), *_ = Counter(gpu.name for gpu in host.gpus).most_common(1)  # a study never mixes models
+    (name, alike), *_ = Counter(gpu.name for gpu in host.gpus).most_common(1)  # a study uses one GPU model
     if cluster.gpus_per_node and cluster.gpus_per_node > alike:
         raise ConfigError(
-            f"cluster.gpus_per_node={cluster.gpus_per_node}: {alike} GPUs of one model are visible"
+            f"cluster.gpus_per_node={cluster.gpus_per_node}: only {alike} GPUs of one model are visible"
         )
     count = cluster.gpus_per_node or alike
     ours = tuple(gpu for gpu in host.gpus if gpu.name == name)[:count]
@@ -91,7 +94,7 @@ def as_wanted(host: Machine, cluster: ClusterConfig, gate: GateConfig | None = N
 
 
 def require_memory_limits(cluster: ClusterConfig, gate: GateConfig | None, gpus: Sequence[Gpu]) -> None:
-    """Raise ConfigError where a limit of memory would be none, or would leave nothing."""
+    """Raise ConfigError where a memory limit would have no effect, or would leave no memory."""
     limit_gib, headroom_gib = cluster.memory_limit_gib, gate.headroom_gib if gate else 0.0
     problems = _limits_of_gpus(limit_gib, headroom_gib, gpus) if gpus else _limits(limit_gib, headroom_gib)
     if problems:
@@ -103,19 +106,19 @@ def _limits_of_gpus(limit_gib: float | None, headroom_gib: float, gpus: Sequence
     has = f"{gpus[0].name} has {card_gib:.1f} GiB"
     problems = []
     if limit_gib is not None and limit_gib > card_gib:
-        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {has}; null: all of them")
+        problems.append(f"cluster.memory_limit_gib={limit_gib:g}: {has}; null uses all of it")
     if headroom_gib >= card_gib:
-        problems.append(f"gate.headroom_gib={headroom_gib:g}: {has}, and nothing would be left; give less")
+        problems.append(f"gate.headroom_gib={headroom_gib:g}: {has}, so no memory would be left; lower it")
     elif limit_gib is not None and limit_gib <= headroom_gib:
         problems.append(
-            f"gate.headroom_gib={headroom_gib:g}: of cluster.memory_limit_gib={limit_gib:g} nothing would be "
-            f"left ({has}); give less"
+            f"gate.headroom_gib={headroom_gib:g}: nothing would be left of "
+            f"cluster.memory_limit_gib={limit_gib:g} ({has}); lower it"
         )
     return problems
 
 
 def _limits(limit_gib: float | None, headroom_gib: float) -> list[str]:
-    """Those that are set where there are no GPUs."""
+    """Problems with limits that are set although there are no GPUs."""
     why = "it applies to GPUs; on a CPU ranks share the host's memory"
     problems = []
     if limit_gib is not None:
@@ -126,7 +129,7 @@ def _limits(limit_gib: float | None, headroom_gib: float) -> list[str]:
 
 
 def _are_misnamed(environment: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES names GPUs, none of which was found. Empty or -1 hides them on purpose."""
+    """True if CUDA_VISIBLE_DEVICES names GPUs although none was found. Empty or -1 hides them on purpose."""
     return environment.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
 
 
@@ -154,11 +157,11 @@ def _nvml_gpus() -> list[Gpu]:
 
 
 def _memory_bytes(pynvml: Any, handle: Any) -> int:
-    """What CUDA can give out: the driver keeps some of the total, 0.6 GiB of an H200's."""
+    """The memory that CUDA can allocate: the driver reserves part of the total, 0.6 GiB on an H200."""
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         return int(info.total - info.reserved)
-    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, from before it said so
+    except (pynvml.NVMLError, AttributeError):  # an older driver or pynvml does not report it
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 

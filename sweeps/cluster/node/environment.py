@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# A surrounding job's variables would place our jobs in it; the configuration's place is no such variable.
+# A surrounding job's variables would place our jobs in it. Those in KEPT only tell how to reach Slurm.
 FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SUBMITIT)_")
 KEPT = ("SLURM_CONF", "SLURM_JWT")
 FOREIGN_LAUNCHERS = (
@@ -21,5 +21,5 @@ FOREIGN_LAUNCHERS = (
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a variable speaks of a job, or a launch, that is not the one to come."""
+    """True if a variable describes another job or launch than the one to come."""
     return (bool(FOREIGN.match(name)) and name not in KEPT) or name in FOREIGN_LAUNCHERS

@@ -1,4 +1,4 @@
-"""How the ranks of an attempt ended, as their supervisors wrote it."""
+"""Read how the ranks of an attempt ended, as their supervisors wrote it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from train_entry.contract import AttemptDir, ContractError, RankExit, read_docum
 
 
 def rank_exits(attempt: AttemptDir, ranks: int) -> list[RankExit]:
-    """Of the ranks that have ended."""
+    """The exits of the ranks that have ended."""
     try:
-        there = set(os.listdir(attempt.path))  # one question; NFS answers it afresh
+        there = set(os.listdir(attempt.path))  # one listing, which NFS answers afresh
     except FileNotFoundError:
         return []
     found = []
@@ -23,5 +23,5 @@ def rank_exits(attempt: AttemptDir, ranks: int) -> list[RankExit]:
 def _exit(attempt: AttemptDir, rank: int) -> RankExit | None:
     try:
         return read_document(attempt.exit(rank), RankExit)
-    except ContractError:  # not all of it is here yet
+    except ContractError:  # the file is not complete here yet
         return None

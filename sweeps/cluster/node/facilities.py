@@ -1,4 +1,4 @@
-"""What some plans need of a host beside its cards: memory, a fast disk, libaio, the flash-attn package."""
+"""Find what some plans need besides GPUs: host memory, a fast disk, libaio, the flash-attn package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from sweeps.machine import Nvme
 from train_entry.contract import delete_abandoned_scratch
 
-# x86 (Sapphire Rapids and later; AMX) and ARM names of fp16 arithmetic, as Linux lists them.
+# CPU flags for fp16 arithmetic, as Linux lists them, on x86 (Sapphire Rapids and later; AMX) and ARM.
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp")
 LIBAIO_HEADERS = ("/usr/include/libaio.h", "/usr/local/include/libaio.h")
 
@@ -21,9 +21,9 @@ KIB = 1024
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int | None:
-    """What this process may ever use of the host: all of it, or what its cgroups allow; None: not known.
+    """Host memory that this process may ever use: all of it, or what its cgroups allow; None if unknown.
 
-    Not what is free now: that differs from one start to the next, and so would the study's verdicts.
+    Free memory would not do: it differs from one start to the next, and so would the study's verdicts.
     """
     limits = [*_installed(root), *_allowed(root)]
     return min(limits, default=None)
@@ -36,10 +36,10 @@ def _installed(root: Path) -> Iterator[int]:
 
 
 def _allowed(root: Path) -> Iterator[int]:
-    """Of the process's cgroup and all above it, each of which binds: cgroups(7), version 2 and version 1.
+    """Limits of the process's cgroup and of all above it, each of which binds: cgroups(7), versions 2 and 1.
 
-    A container sees its own cgroup as the top one, whatever path /proc names. No limit is the word `max` in
-    version 2, and in version 1 more than any host has.
+    A container sees its own cgroup as the top one, whatever path /proc names. For no limit, version 2 writes
+    `max`, and version 1 a number larger than any host's memory.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -55,7 +55,7 @@ def _allowed(root: Path) -> Iterator[int]:
 
 
 def _text(path: Path) -> str:
-    """Of a file of the kernel's; empty where there is none to read."""
+    """The text of a kernel file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
@@ -63,7 +63,7 @@ def _text(path: Path) -> str:
 
 
 def find_nvme(path: str | None) -> Nvme | None:
-    """The directory for offload to NVMe, free of what dead ranks left there; None where none is named."""
+    """Check the directory for NVMe offload and delete what dead ranks left in it; None if none is named."""
     if path is None:
         return None
     where = Path(path).resolve()
@@ -73,23 +73,23 @@ def find_nvme(path: str | None) -> Nvme | None:
     elif not os.access(where, os.W_OK | os.X_OK):
         problem = "cannot be written"
     if problem is None:
-        delete_abandoned_scratch(where)  # as after a supervisor that was killed with its rank
+        delete_abandoned_scratch(where)  # a supervisor killed with its rank leaves some
     free_bytes = 0 if problem else shutil.disk_usage(where).free
     return Nvme(path=str(where), free_bytes=free_bytes, problem=problem)
 
 
 def has_libaio() -> bool:
-    """Whether DeepSpeed can use libaio: its header to compile against, and the library to run with."""
+    """True if DeepSpeed can use libaio: its header (to compile) and its library (to run) are installed."""
     header = any(Path(name).is_file() for name in LIBAIO_HEADERS)
     return header and ctypes.util.find_library("aio") is not None
 
 
 def cpu_has_fp16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether oneDNN has fp16 kernels for this CPU, which is what DeepSpeed asks."""
+    """True if oneDNN has fp16 kernels for this CPU, which is what DeepSpeed checks."""
     words = set(cpuinfo.read_text().split())
     return not words.isdisjoint(FP16_FLAGS)
 
 
 def has_flash_attention() -> bool:
-    """Whether the flash-attn package is installed; it is not imported, since that would import torch."""
+    """True if the flash-attn package is installed. It is not imported, since that would import torch."""
     return importlib.util.find_spec("flash_attn") is not None

@@ -1,7 +1,7 @@
-"""Who uses which GPU or core of this host, over all studies of this user.
+"""Lease the GPUs or cores of this host to trials, across all studies of this user.
 
-A lease is a file that names its owner, a process, by pid and start time: while that process lives the slot
-is taken, afterwards it is free, whatever ended it. First the orchestrator owns it, then the job.
+A lease is a file that names its owner, a process, by pid and start time. The slot is taken while that process
+lives, and free afterwards, whatever ended it. The orchestrator owns the lease first, then the job.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from train_entry.contract import write_atomic
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
     name: str  # a GPU's UUID, or core-N
-    kind: str  # the card's model, or CPU: slots of one trial are of one kind
+    kind: str  # the GPU's model, or CPU; all slots of a trial are of one kind
 
 
 def default_directory() -> Path:
-    """Local to the host and to the user; SHARDSWEEP_STATE_DIR overrides it."""
+    """The state directory, local to the host and the user; SHARDSWEEP_STATE_DIR overrides it."""
     named = os.environ.get("SHARDSWEEP_STATE_DIR")
     return Path(named) if named else Path(f"/tmp/shardsweep-{os.getuid()}")
 
 
 def private_directory() -> Path:
-    """The default directory, made if need be. Raises ConfigError where it is not ours alone."""
+    """Return the default directory, created if needed. Raises ConfigError if others can write to it."""
     directory = default_directory()
     _require_private(directory)
     return directory
 
 
 def _require_private(directory: Path) -> None:
-    """Make the directory, or raise ConfigError where it is not ours alone: /tmp is everybody's."""
+    """Create the directory if needed. Raises ConfigError if others own it or can write to it, as in /tmp."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -52,7 +52,7 @@ def _require_private(directory: Path) -> None:
 
 
 class LeasePool:
-    """Slots of one host."""
+    """The slots of one host, and their leases."""
 
     def __init__(self, slots: Sequence[Slot], directory: Path) -> None:
         self._slots = tuple(slots)
@@ -61,7 +61,7 @@ class LeasePool:
         self._directory.mkdir(exist_ok=True, mode=0o700)
 
     def acquire(self, count: int, owner: int) -> tuple[str, ...] | None:
-        """Take `count` slots of one kind for a process; None while so many are not free."""
+        """Lease `count` slots of one kind to a process; None while fewer are free."""
         with self._locked():
             free = [slot for slot in self._slots if not self._is_taken(slot.name)]
             for kind in dict.fromkeys(slot.kind for slot in free):
@@ -72,13 +72,13 @@ class LeasePool:
         return None
 
     def free(self) -> int:
-        """How many slots of one kind a trial could have now."""
+        """The number of slots of one kind that a trial could have now."""
         with self._locked():
             kinds = Counter(slot.kind for slot in self._slots if not self._is_taken(slot.name))
         return max(kinds.values(), default=0)
 
     def has_others(self, ours: Collection[str]) -> bool:
-        """Whether anybody holds a slot of this host beside these."""
+        """True if any other slot of this host than `ours` is taken."""
         with self._locked():
             held = [file.stem for file in self._directory.glob("*.json") if self._is_taken(file.stem)]
         return not set(held) <= set(ours)
@@ -89,7 +89,7 @@ class LeasePool:
             self._write(names, owner)
 
     def release(self, names: Sequence[str], owners: Sequence[int | None]) -> None:
-        """Give slots back, unless they have gone to somebody else meanwhile."""
+        """Give back those of the slots that these owners still hold."""
         with self._locked():
             for name in names:
                 if self._owner(name).get("pid") in owners:
@@ -105,7 +105,7 @@ class LeasePool:
         return bool(owner) and is_alive(owner["pid"], owner["start_ticks"])
 
     def _owner(self, name: str) -> dict[str, int]:
-        """Empty where nobody, or nobody readable, holds the slot."""
+        """Return the pid and start time of the slot's owner; empty if the lease is missing or unreadable."""
         try:
             owner = json.loads(self._file(name).read_text())
             return {"pid": int(owner["pid"]), "start_ticks": int(owner["start_ticks"])}

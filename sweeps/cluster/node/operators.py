@@ -1,9 +1,9 @@
 """DeepSpeed's compiled operators on a node: a copy of its own, free of locks that dead ranks left.
 
-Whoever loads an operator takes its lock, a file. On a file system that all nodes share, a rank that is killed
-there stops every later trial, on all nodes. So each node loads from a local copy, where one can see which
-lock a living process has open. Operators run on the kind of processor only that they were compiled for: on
-another one the first rank compiles them, into a directory for its kind.
+A process that loads an operator takes its lock, a file. On a file system that all nodes share, a rank that is
+killed while it holds the lock stops every later trial, on all nodes. So each node loads from a local copy,
+where we can see which locks living processes have open. Operators run only on the kind of CPU that they were
+compiled for: on another kind the first rank compiles them, into a directory for that kind.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 from sweeps.cluster.node.leases import private_directory
 from sweeps.cluster.node.processes import opened
 
-SOURCE = "SHARDSWEEP_OPS"  # where a job's environment says that they lie compiled
-SOURCE_CPU = "SHARDSWEEP_OPS_CPU"  # for processors of this signature
+SOURCE = "SHARDSWEEP_OPS"  # the directory of the compiled operators, in a job's environment
+SOURCE_CPU = "SHARDSWEEP_OPS_CPU"  # the signature of the CPU that they were compiled for
 TORCH = "TORCH_EXTENSIONS_DIR"  # where torch looks for them
 SETTLE_S = 0.2  # torch closes a lock just before it removes it
 
 
 @contextmanager
 def local_ops(environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """What a rank's environment needs to load them from this node; nothing where no source is named."""
+    """Yield the variables with which a rank loads them from this node; none if no source is named."""
     source, cpu = environ.get(SOURCE), cpu_signature()
     if source is None:
         yield {}
@@ -40,8 +40,8 @@ def local_ops(environ: Mapping[str, str], say: Callable[[str], None]) -> Iterato
     directory.mkdir(parents=True, exist_ok=True)
     fits = environ.get(SOURCE_CPU, cpu) == cpu
     if not fits:
-        say(f"{source} holds operators for another kind of processor; those that are used here are compiled")
-        say(f"by the first rank that needs them, into {directory}")
+        say(f"{source} holds operators for another kind of CPU; the first rank that needs an operator here")
+        say(f"compiles it into {directory}")
     with directory.with_suffix(".lock").open("w") as guard:
         if fits and _is_alone(guard.fileno()):
             copy_ops(Path(source), directory)
@@ -59,12 +59,12 @@ def _is_alone(guard: int) -> bool:
 
 
 def remove_locks(directory: Path) -> None:
-    """Those that no living process of this node has open: their ranks were killed."""
+    """Remove the locks that no living process of this node has open: their ranks were killed."""
     locks = set(directory.glob("*/lock"))
     if not locks:
         return
     with directory.with_suffix(".cleaning").open("w") as mutex:
-        fcntl.flock(mutex, fcntl.LOCK_EX)  # else another one's new lock might be taken for the old one
+        fcntl.flock(mutex, fcntl.LOCK_EX)  # else two cleaners might remove a lock that is new
         left = locks - opened(locks)
         time.sleep(SETTLE_S)
         for lock in left - opened(left):
@@ -72,7 +72,7 @@ def remove_locks(directory: Path) -> None:
 
 
 def copy_ops(source: Path, to: Path) -> None:
-    """Those that are not there, or older. Times are kept: ninja compiles again what looks newer."""
+    """Copy operators that are missing or older in `to`. Keep their times: ninja rebuilds what looks newer."""
     for library in sorted(source.glob("*/*.so")):
         folder = library.parent
         copied = to / folder.name / library.name
@@ -85,7 +85,7 @@ def copy_ops(source: Path, to: Path) -> None:
 
 
 def cpu_signature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What operators are compiled for: DeepSpeed lets the compiler use all that this processor can."""
+    """A hash of what operators are compiled for: DeepSpeed lets the compiler use every feature of the CPU."""
     text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     lines = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:\s*(.*)$", text, re.MULTILINE)
     words = sorted({word for line in lines for word in line.split()})

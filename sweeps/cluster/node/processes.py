@@ -1,4 +1,4 @@
-"""Processes of this host: alive or not, and how to end a whole job."""
+"""Check whether processes of this host are alive, and end whole jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where it is gone or a zombie.
+    """Return the start time of a process, in clock ticks since boot; None if it is gone or a zombie.
 
-    With the pid it names a process for good: pids are reused, pairs are not.
+    Pid and start time together identify a process for good: pids are reused, such pairs are not.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -34,7 +34,7 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def opened(files: Collection[Path]) -> set[Path]:
-    """Those of these files that a process of this user on this host has open."""
+    """Return the files among `files` that a process of this user on this host has open."""
     names = {_identity(file): file for file in files}
     found: set[Path] = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -53,15 +53,15 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, however that ends."""
+    """Have the kernel kill this process when its parent ends, for whatever reason."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:  # it ended before the kernel knew
+    if os.getppid() != parent or parent == 1:  # it ended before prctl took effect
         raise SystemExit("the parent is gone")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none escapes `end_descendants`."""
+    """Become the parent of orphaned descendants, so that none escapes `end_descendants`."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -73,7 +73,7 @@ def end_descendants() -> None:
 def end_session(leader: int, patience_s: float) -> None:
     """End a session and all its descendants: SIGINT to the leader, then SIGKILL to what is left."""
     members = _session(leader)
-    if leader in {process.pid for process in members}:  # else it is gone, and its number may be another's
+    if leader in {process.pid for process in members}:  # else it is gone, and its pid may be another's
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(leader, signal.SIGINT)
     deadline = time.monotonic() + patience_s
@@ -84,7 +84,7 @@ def end_session(leader: int, patience_s: float) -> None:
 
 
 def _session(leader: int) -> list[psutil.Process]:
-    """Members of the session, and descendants of the leader that left it."""
+    """Members of the session, and their descendants that left it."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
-"""Where the ranks of a job meet: in a file on one host, at a port of rank 0's host on several.
+"""Let the ranks of a job meet: at a file on one host, at a port of rank 0's host on several.
 
-On several hosts rank 0's supervisor chooses the port, since only there can one see which are free, and
-writes it into the attempt directory. It holds a lock on that port for as long as it lives, so that two
-trials on one host choose different ones.
+On several hosts rank 0's supervisor chooses the port, since only that host knows which ports are free, and
+writes it into the attempt directory. It holds a lock on the port as long as it lives, so that two trials on
+one host choose different ports.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from sweeps.cluster.node.leases import private_directory
 from train_entry.contract import AttemptDir, ContractError, dump, read_document, write_atomic
 
-# What a job is told by its environment.
+# Environment variables by which a job learns the cluster's settings.
 PORTS = "SHARDSWEEP_PORTS"  # LOW-HIGH
-INTERFACE = "SHARDSWEEP_INTERFACE"  # network interface that ranks use among each other
-ADDRESS = "SHARDSWEEP_ADDRESS"  # of this host, where its own name would not do
-# Above what is often taken, below Linux's ephemeral ports (32768 and up), which any connection may take.
+INTERFACE = "SHARDSWEEP_INTERFACE"  # the network interface over which ranks talk to each other
+ADDRESS = "SHARDSWEEP_ADDRESS"  # this host's address, where others do not reach it by its own name
+# Above commonly used ports, below Linux's ephemeral ports (32768 and up), which any connection may take.
 DEFAULT_PORTS = "30000-32767"
 WAIT_S = 120.0  # for rank 0's supervisor: tasks of one job start seconds apart
 LOOK_S = 0.1
@@ -37,22 +37,22 @@ class RendezvousError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Where one process of a job stands."""
+    """The place of one process in its job."""
 
     rank: int
-    local_rank: int  # among those of this host
+    local_rank: int  # among the ranks of this host
     ranks: int
     nodes: int
     job_id: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankPlace:
-        """As DeepSpeed's launcher, torchrun or srun set it. Raises RendezvousError where none of them did."""
+        """Read what DeepSpeed's launcher, torchrun or srun has set. Raises RendezvousError if none has."""
         for names in (_LAUNCHER, _SRUN):
             if names["rank"] in environ and names["ranks"] in environ:
                 return cls._read(environ, names)
         raise RendezvousError(
-            "neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_STEP_NUM_TASKS are set; start this by "
+            "neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_STEP_NUM_TASKS are set; start this with "
             "srun, torchrun or DeepSpeed's launcher"
         )
 
@@ -70,7 +70,7 @@ class RankPlace:
 
     @property
     def ranks_here(self) -> int:
-        """On this host, where all hosts have equally many."""
+        """The number of ranks on this host, assuming equally many on each host."""
         return max(1, self.ranks // self.nodes)
 
 
@@ -108,9 +108,9 @@ class Address:
 
 @contextmanager
 def meeting(attempt: AttemptDir, place: RankPlace, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """What a rank's environment needs to find its peers. Raises RendezvousError.
+    """Yield the variables with which a rank finds its peers. Raises RendezvousError.
 
-    On one host a file: two trials cannot clash over it, and no port has to be free.
+    On one host the ranks meet at a file: two trials cannot clash over it, and no port has to be free.
     """
     names = _interfaces(environ)
     if place.nodes == 1:
@@ -133,7 +133,7 @@ def _variables(address: Address) -> dict[str, str]:
 
 
 def _interfaces(environ: Mapping[str, str]) -> dict[str, str]:
-    """For NCCL and gloo, unless the user has set theirs."""
+    """The interface for NCCL and gloo, unless the user has set their variables."""
     if not (name := environ.get(INTERFACE)):
         return {}
     return {
@@ -152,13 +152,13 @@ def _published(attempt: AttemptDir, patience_s: float) -> Address:
             pass
         time.sleep(LOOK_S)
     raise RendezvousError(
-        f"rank 0 has not said where it listens within {patience_s:.0f} s: {attempt.address} is missing; is "
+        f"rank 0 did not publish its address within {patience_s:.0f} s: {attempt.address} is missing; is "
         "the studies directory on a file system that all nodes share?"
     )
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """What other hosts can reach this one by: the interface's address, as told, or this host's name."""
+    """The address by which other hosts reach this one: that of INTERFACE, else ADDRESS, else the hostname."""
     if interface := environ.get(INTERFACE):
         return _interface_address(interface)
     return environ.get(ADDRESS) or socket.gethostname()
@@ -179,17 +179,17 @@ def _interface_address(interface: str) -> str:
 
 
 def parse_ports(text: str) -> range:
-    """`30000-32767`, or one port. Raises ValueError."""
+    """Parse `30000-32767`, or one port. Raises ValueError."""
     low, _, high = text.partition("-")
     ports = range(int(low), int(high or low) + 1)
     if not ports or ports[0] < 1024 or ports[-1] > 65535:
-        raise ValueError(f"{text!r} are no ports; give LOW-HIGH between 1024 and 65535")
+        raise ValueError(f"{text!r} is not a range of ports; give LOW-HIGH between 1024 and 65535")
     return ports
 
 
 @contextmanager
 def free_port(text: str) -> Iterator[int]:
-    """A port of this range that is free, ours until the end of the block. Raises RendezvousError."""
+    """Yield a free port of this range, and keep it locked until the block ends. Raises RendezvousError."""
     ports = list(parse_ports(text))
     random.Random(os.getpid()).shuffle(ports)
     directory = private_directory() / "ports"

@@ -1,7 +1,7 @@
-"""A step: the processes that carry a trial's ranks to given nodes, started, told to end, and reaped.
+"""Start, end and reap a step: the processes that start a trial's ranks on given nodes.
 
-srun carries a step to all its nodes, ssh carries it to one host. The holder of an allocation and the launcher
-of a trial on a hostfile's hosts both start steps here.
+One srun covers all nodes of a step; one ssh covers one host. The holder of an allocation and the launcher of
+a trial on a hostfile's hosts both start their steps here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Part:
 
     command: tuple[str, ...]
     log: Path
-    environment: Mapping[str, str] | None = None  # None: this process's
-    order: str | None = None  # a line for its standard input, whose end tells it to end; None: SIGTERM does
-    last_word: signal.Signals = signal.SIGKILL  # for a part that was told and does not end
+    environment: Mapping[str, str] | None = None  # None: that of this process
+    order: str | None = None  # a line to its standard input; closing that tells it to end. None: SIGTERM does
+    last_word: signal.Signals = signal.SIGKILL  # for a part that was told to end and does not
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RunningPart:
 class Step:
     """Parts that run together."""
 
-    patience_s: float  # between being told to end and the last word
+    patience_s: float  # between telling a part to end and its last word
     parts: list[RunningPart] = field(default_factory=list)
 
     @classmethod
@@ -69,7 +69,7 @@ class Step:
         return all(running.over_at is not None for running in self.parts)
 
     def end(self) -> None:
-        """Tell the parts that still run to end; end those that were told `patience_s` ago.
+        """Tell the parts that still run to end; send the last word to those that were told `patience_s` ago.
 
         Returns at once: call it again until `reap` is true.
         """
@@ -94,7 +94,7 @@ def _started(part: Part) -> RunningPart:
             stdin=subprocess.DEVNULL if part.order is None else subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=part.order is None,  # ssh is ended together with the session that started it
+            start_new_session=part.order is None,  # an ssh stays in our session, and is ended with it
         )
     if part.order is not None and process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # then it has ended, and its status says why

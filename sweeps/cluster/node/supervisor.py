@@ -1,9 +1,9 @@
-"""What a launcher runs for each rank: a small process without torch that starts the rank and watches it.
+"""Start a rank and watch it: the small process without torch that a launcher runs for each rank.
 
 submitit calls `supervise`; DeepSpeed's launcher, torchrun and srun start
-`python -m sweeps.cluster.node.supervisor ATTEMPT_DIR`. It records how the rank ended, which nobody else
-could: launchers drop exit codes, a killed rank writes nothing, and a rank stuck inside a collective runs no
-Python.
+`python -m sweeps.cluster.node.supervisor ATTEMPT_DIR`. The supervisor records how the rank ended, which no
+other process could: launchers drop exit codes, a killed rank writes nothing, and a rank stuck inside a
+collective runs no Python.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from train_entry.contract import (
 
 POLL_S = 0.1
 PEER_GRACE_S = 3.0  # for a rank to record its own failure after a peer has failed
-LEAVING_S = 10.0  # for a rank to end after its outcome; taking down a process group can hang
+LEAVING_S = 10.0  # for a rank to end after it wrote its outcome; destroying a process group can hang
 STACKS_S = 1.0  # for a silent rank to write its stacks before it is killed
-# Ctrl-C; a scheduler that takes the nodes back or is asked to; submitit's warning that time runs out.
+# Ctrl-C; a scheduler that cancels the job or takes its nodes back; submitit's warning that time runs out.
 CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-PEERS_LOOK_S = 0.5  # between two looks at what peers have left: each is a question to the file system
+PEERS_LOOK_S = 0.5  # between two looks at peers' files: each look is a request to the file system
 MAX_GPU_THREADS = 8  # beyond that host threads no longer help a rank that computes on a GPU
 
 
 def supervise(attempt_path: str) -> None:
-    """What submitit calls, in each task of a job."""
+    """Supervise one rank. submitit calls this in each task of a job."""
     environment = submitit.JobEnvironment()
     place = RankPlace(
         rank=environment.global_rank,
@@ -80,12 +80,12 @@ def supervise_rank(attempt: AttemptDir, place: RankPlace) -> None:
         signal.signal(number, watch.cancel)
     write_atomic(attempt.exit(place.rank), dump(_run(watch, place)))
     end_descendants()
-    if nvme_path := spec.plan.offload.nvme_path:  # a rank that was killed, as a silent one is, could not
+    if nvme_path := spec.plan.offload.nvme_path:  # a killed rank could not delete its own
         delete_abandoned_scratch(Path(nvme_path))
 
 
 def _run(watch: _Watch, place: RankPlace) -> RankExit:
-    """The rank's exit; where the ranks cannot meet, an outcome that says so, and no rank."""
+    """Run the rank and return its exit. If the ranks cannot meet, write that as its outcome instead."""
     try:
         with local_ops(os.environ, watch.note) as ops, meeting(watch.attempt, place, os.environ) as meet:
             return watch.run(rank_environment(watch.spec, place, {**ops, **meet}))
@@ -96,7 +96,7 @@ def _run(watch: _Watch, place: RankPlace) -> RankExit:
 
 
 def job_record(job_id: str, leader: int) -> JobRecord:
-    """How a job can be found again: by the leader of its session on this host."""
+    """The record by which a job is found again: the leader of its session on this host."""
     return JobRecord(
         job_id=job_id,
         host=socket.gethostname(),
@@ -123,14 +123,14 @@ def rank_environment(spec: TrialSpec, place: RankPlace, meet: Mapping[str, str])
 
 
 def _cores(place: RankPlace) -> int:
-    """A rank's own. Slurm binds each task to its share already, where the site has it so."""
+    """The number of cores of one rank: as Slurm says, which may have bound the task to them already."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(given) if given.isdigit() else max(1, len(os.sched_getaffinity(0)) // place.ranks_here)
 
 
 @dataclass
 class _Watch:
-    """One rank's process and what is known of its progress."""
+    """One rank's process, and what we know of its progress."""
 
     attempt: AttemptDir
     spec: TrialSpec
@@ -141,8 +141,8 @@ class _Watch:
     phase: Phase | None = None
     cancelled: bool = False
     peer_failed_at: float | None = None
-    told_at: float | None = None  # when its outcome was there
-    ready_at: float | None = None  # when its start-up had ended
+    told_at: float | None = None  # when we first saw its outcome
+    ready_at: float | None = None  # when its start-up ended
     peers_seen_at: float = 0.0
     kills: int = field(default_factory=lambda: _kernel_oom_kills())
 
@@ -150,7 +150,7 @@ class _Watch:
         self.cancelled = True
 
     def note(self, line: str) -> None:
-        """In the rank's log."""
+        """Write a line to the rank's log."""
         with self.attempt.log(self.rank).open("a", encoding="utf-8") as log:
             log.write(f"{line}\n")
 
@@ -187,14 +187,14 @@ class _Watch:
                 self._end(process, reason)
                 return reason
             time.sleep(POLL_S)
-        # Who ends us may have ended the rank as well: srun passes signals on to all processes of a task.
+        # The sender of our signal may have ended the rank too: srun signals all processes of a task.
         told = self.attempt.outcome(self.rank).exists()
         return ExitReason.CANCELLED if self.cancelled and not told else ExitReason.EXITED
 
     def _reason_to_end(self) -> ExitReason | None:
         if self.cancelled:
             return ExitReason.CANCELLED
-        if self.attempt.outcome(self.rank).exists():  # it has said all it had to say
+        if self.attempt.outcome(self.rank).exists():  # the rank is done, and only has to end
             self.told_at = self.told_at or time.monotonic()
             return ExitReason.EXITED if time.monotonic() - self.told_at > LEAVING_S else None
         if self._peer_is_lost():
@@ -204,7 +204,7 @@ class _Watch:
         return ExitReason.TIMED_OUT if self._is_out_of_time(self.spec.limits) else None
 
     def _is_out_of_time(self, limits: TimeLimits) -> bool:
-        """Start-up, in which operators may be compiled, has a limit of its own."""
+        """True if start-up, which may compile operators, or the run after it exceeds its own limit."""
         if self.ready_at is None:
             return time.monotonic() - self.started > limits.startup_s
         return time.monotonic() - self.ready_at > limits.attempt_s
@@ -214,7 +214,7 @@ class _Watch:
         return limits.startup_silence_s if in_startup else limits.step_silence_s
 
     def _peer_is_lost(self) -> bool:
-        """Whether another rank failed so long ago that this one had time to say what it saw."""
+        """True if a peer failed, and this rank has had time since to record what it saw."""
         now = time.monotonic()
         if self.peer_failed_at is None and now - self.peers_seen_at > PEERS_LOOK_S:
             self.peers_seen_at = now
@@ -223,8 +223,8 @@ class _Watch:
         return self.peer_failed_at is not None and now - self.peer_failed_at > PEER_GRACE_S
 
     def _has_failed_peer(self) -> bool:
-        # One listing, not a look for each peer: hundreds of ranks may do this, on a file system they share.
-        # And NFS remembers that a name was missing, while it always opens a directory afresh.
+        # One listing instead of a look for each peer: hundreds of ranks may do this on a shared file system.
+        # NFS also caches that a file was missing, but always opens a directory afresh.
         there = set(os.listdir(self.attempt.path))
         peers = set(range(self.spec.plan.ranks)) - {self.rank}
         ended = [peer for peer in peers if self.attempt.exit(peer).name in there]
@@ -242,7 +242,7 @@ class _Watch:
 
     def _end(self, process: subprocess.Popen[bytes], reason: ExitReason) -> None:
         if reason in (ExitReason.HUNG, ExitReason.TIMED_OUT) and self.phase is not None:
-            # faulthandler writes the stacks, also from inside a collective.
+            # faulthandler writes the stacks, even from inside a collective.
             process.send_signal(signal.SIGUSR1)
             time.sleep(STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
@@ -257,7 +257,7 @@ def _has_measured(outcome: Path) -> bool:
 
 
 def _kernel_oom_kills() -> int:
-    """Processes killed by the kernel for want of memory since boot (0 where it does not count them)."""
+    """The number of processes that the kernel killed for lack of memory since boot (0 if not counted)."""
     for line in Path("/proc/vmstat").read_text().splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill":
@@ -266,7 +266,7 @@ def _kernel_oom_kills() -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One rank, under a launcher that is not submitit."""
+    """Supervise one rank under a launcher other than submitit."""
     if len(arguments) != 1:
         print("usage: python -m sweeps.cluster.node.supervisor ATTEMPT_DIR", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Allocations that a study holds: asked for when a trial needs one, found again, given back."""
+"""Request the allocations that a study holds, find them again after a restart, and give them back."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from sweeps.cluster.slurm.submit import Executor, Sending, scancel
 from sweeps.errors import SweepError
 from train_entry.contract import StudyDir, dump, write_atomic
 
-MAX_VAIN = 3  # allocations in a row that end before a trial began in them
+MAX_VAIN = 3  # allocations in a row that may end before a trial began in them
 
 
 @dataclass
 class Allocation:
-    """One that was asked for, as far as this orchestrator knows."""
+    """An allocation that was requested, as this orchestrator knows it."""
 
     directory: HoldDir
     job_id: str
     index: int
     holder: Holder | None = None
-    ordered: int = 0  # steps
+    ordered: int = 0  # number of steps ordered in it
     known_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Allocations:
-    """Those of one study: as many as are held at once, each by its index."""
+    """The allocations of one study: `cluster.holds` of them at once, each with its index."""
 
     site: Site
     study: StudyDir
     watch: JobWatch
     say: Callable[[str], None]
     _held: dict[int, Allocation] = field(default_factory=dict)
-    _asked: dict[int, tuple[HoldDir, Sending]] = field(default_factory=dict)  # Slurm has not taken them yet
+    _asked: dict[int, tuple[HoldDir, Sending]] = field(default_factory=dict)  # not accepted by Slurm yet
     _vain: int = 0
     _waits: Waits = field(init=False)
 
@@ -52,9 +52,9 @@ class Allocations:
                 self._held[found.index] = found
 
     def ready(self, index: int) -> tuple[Allocation, Holder, JobFacts] | None:
-        """The allocation of this index, once it is there; where there is none, it is asked for.
+        """Return the allocation of this index once it runs; request it if there is none.
 
-        Raises SweepError where Slurm refuses it for long.
+        Raises SweepError if Slurm keeps refusing it.
         """
         allocation = self._held.get(index)
         if allocation is None:
@@ -74,7 +74,7 @@ class Allocations:
         return None
 
     def with_order(self, step: str) -> Allocation | None:
-        """The one, of this or an earlier start, in which this step was ordered."""
+        """The allocation, of this or an earlier start, in which this step was ordered."""
         found = [known for known in self._known() if known.directory.order(step).exists()]
         if not found:
             return None
@@ -82,13 +82,13 @@ class Allocations:
         return mine if mine is not None and mine.directory == found[-1].directory else found[-1]
 
     def has_served(self) -> None:
-        """A trial has ended in one."""
+        """Note that a trial has ended in an allocation."""
         self._vain = 0
 
     def release(self, allocation: Allocation) -> str | None:
-        """Let it end. Its own holder does that best; while it waits for nodes there is none.
+        """Let an allocation end. Its holder does that best; while it waits for nodes, it has none.
 
-        Returns why that may fail.
+        Return the reason if it may not end.
         """
         facts = self.watch.facts(allocation.job_id)
         if facts is not None and facts.is_over:
@@ -103,8 +103,8 @@ class Allocations:
         return None
 
     def give_back(self, busy: Collection[str]) -> list[str]:
-        """Release all but the jobs in which trials are left to run on. Lines for what may stay."""
-        for index, (directory, sending) in list(self._asked.items()):  # whose answer may have been lost
+        """Release all allocations except the jobs in `busy`. Return a line for each that may stay."""
+        for index, (directory, sending) in list(self._asked.items()):  # sbatch's answer may have been lost
             if job_id := sending.find():
                 self._held[index] = Allocation(directory, job_id, index)
         idle = [found for found in self._held.values() if found.job_id not in busy]
@@ -150,7 +150,7 @@ class Allocations:
         return self.study.path / "holds"
 
     def _known(self) -> Iterator[Allocation]:
-        """Those of earlier starts too, in the order in which they were asked for."""
+        """All allocations, those of earlier starts too, in the order in which they were requested."""
         for path in sorted(self._root.glob("[0-9]*")):
             directory = HoldDir(path)
             ordered = sum(name.endswith(".order") for name in directory.names())
@@ -160,7 +160,7 @@ class Allocations:
                 yield found
 
     def _find(self, directory: HoldDir) -> Allocation | None:
-        """By its name, where an orchestrator died between sbatch and writing down the job's id."""
+        """Find an allocation by its name, if an orchestrator died between sbatch and writing the job's id."""
         for index in range(self.site.cluster.holds):
             if found := self.watch.named(hold_name(self.study, index), str(directory.path.resolve())):
                 record = Hold(job_id=found.job_id, index=index, asked_at=time.time())

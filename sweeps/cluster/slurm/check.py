@@ -1,4 +1,4 @@
-"""What a cluster says against a configuration, before anything is submitted: all of it at once."""
+"""Check a configuration against the cluster before anything is submitted, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from sweeps.errors import ConfigError
 from sweeps.machine import Gpu, Machine
 from train_entry.contract import GIB, TimeLimits
 
-PLAIN_FEATURES = re.compile(r"[\w.&,+-]+")  # of a constraint: all of these; else only Slurm can tell
+# A constraint that demands all of its features; only Slurm can judge any other.
+PLAIN_FEATURES = re.compile(r"[\w.&,+-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """The nodes that a configuration means."""
+    """The nodes that a configuration selects."""
 
     nodes: tuple[NodeFacts, ...]
     device: str
     longest_min: int | None  # the partition's time limit
-    gpu_type: str | None = None  # what counts of a node that has several; None: all
+    gpu_type: str | None = None  # the type that counts on a node with several; None: all
 
     def host(self, gpu: Gpu | None) -> Machine:
-        """A node as jobs can have all of it: the least of all nodes. `gpu`: one of its cards."""
+        """The least that each of the nodes offers to jobs. `gpu`: one of its GPUs, if known."""
         count = self.gpus_per_node if self.device == "cuda" else 0
         cores = min(node.cores for node in self.nodes)
         card = gpu or Gpu(index=0, uuid="", name="GPU", memory_bytes=2**50)  # not known yet
@@ -54,17 +55,17 @@ class Survey:
 
     @property
     def gpus_per_node(self) -> int:
-        """Those that trials may have."""
+        """The number of GPUs on a node that trials may have."""
         return min(_gpus(node, self.gpu_type) for node in self.nodes)
 
     @property
     def gpus_on_node(self) -> int | None:
-        """Whoever uses them; None on CPUs."""
+        """The number of GPUs on a node, whoever uses them; None on CPUs."""
         return max(node.gpu_count for node in self.nodes) if self.device == "cuda" else None
 
 
 def survey(cluster: ClusterConfig) -> Survey:
-    """Find the nodes. Raises ConfigError with all that contradicts the cluster."""
+    """Find the nodes. Raises ConfigError with every key that contradicts the cluster."""
     try:
         nodes = parse_sinfo(ask("sinfo", "--noheader", "--Node", "-o", SINFO))
     except SlurmError as error:
@@ -93,8 +94,8 @@ def survey(cluster: ClusterConfig) -> Survey:
 def _no_partition(cluster: ClusterConfig, nodes: Sequence[NodeFacts]) -> str:
     names = ", ".join(sorted({node.partition for node in nodes})) or "none"
     if cluster.partition is None:
-        return f"cluster.partition is not set, and this cluster has no default; it may be {names}"
-    return f"cluster.partition={cluster.partition}: no such partition; it may be {names}"
+        return f"cluster.partition is not set, and this cluster has no default; it has {names}"
+    return f"cluster.partition={cluster.partition}: no such partition; the cluster has {names}"
 
 
 def _device(cluster: ClusterConfig, nodes: Sequence[NodeFacts]) -> str:
@@ -119,7 +120,7 @@ def _gpus(node: NodeFacts, gpu_type: str | None) -> int:
 
 
 def _excluded(names: str | None) -> Collection[str]:
-    """Slurm alone can read a range like n[1-3]. Raises ConfigError."""
+    """The names of the excluded nodes. Only Slurm can expand a range like n[1-3]. Raises ConfigError."""
     if names is None or "[" not in names:
         return (names or "").split(",")
     try:
@@ -146,7 +147,7 @@ def _problems(
 
 
 def _unlike(cluster: ClusterConfig, chosen: Sequence[NodeFacts], where: str) -> Iterator[str]:
-    """Trials on different cards do not compare, and one on several goes at the slowest one's pace."""
+    """Problems with unlike nodes: trials on different GPUs do not compare; the slowest GPU sets the pace."""
     types = {kind for node in chosen for kind in node.gpus}
     only_slurm_knows = cluster.constraint and not PLAIN_FEATURES.fullmatch(cluster.constraint)
     if len(types) > 1 and cluster.gpu_type is None and not only_slurm_knows:
@@ -156,7 +157,7 @@ def _unlike(cluster: ClusterConfig, chosen: Sequence[NodeFacts], where: str) -> 
     counts = {_gpus(node, cluster.gpu_type) for node in chosen}
     if len(counts) > 1 and cluster.gpus_per_node is None:
         numbers = " and ".join(str(count) for count in sorted(counts))
-        yield f"cluster.gpus_per_node: {where} has nodes with {numbers} GPUs; say how many count of each"
+        yield f"cluster.gpus_per_node: {where} has nodes with {numbers} GPUs; set how many to use"
 
 
 def _wanted(cluster: ClusterConfig, device: str) -> str:
@@ -170,7 +171,7 @@ def _wanted(cluster: ClusterConfig, device: str) -> str:
     if cluster.constraint:
         words.append(f"the features {cluster.constraint}")
     if cluster.exclude:
-        words.append(f"other names than {cluster.exclude}")
+        words.append(f"names other than {cluster.exclude}")
     return f" and have {', '.join(words)}" if words else ""
 
 

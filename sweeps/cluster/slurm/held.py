@@ -1,7 +1,7 @@
-"""Held allocations of Slurm: trials run inside one after another, and side by side where they fit.
+"""Held allocations of Slurm: trials run in them one after another, and side by side where they fit.
 
-One wait in the queue for a whole study. A trial is a step of the allocation, with the same supervisors and
-the same files as a job of its own; who starts it, on the allocation's first node, is `holder`.
+A whole study waits in the queue only once. A trial is a step of the allocation, with the same supervisors and
+the same files as a job of its own. `holder`, on the allocation's first node, starts it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from train_entry.contract import (
 )
 
 NAME = "held"
-LOOK_S = 0.4  # between two looks at a trial's files, which lie on a file system that many share
-FILES_S = 10.0  # for files of another node to be seen here
-LEAVING_S = 15.0  # for a step whose ranks have all ended
-OVER_S = 90.0  # for an allocation to be over, whose end its steps have felt
+LOOK_S = 0.4  # between two looks at a trial's files, which lie on a shared file system
+FILES_S = 10.0  # for files of another node to become visible here
+LEAVING_S = 15.0  # for a step to end after all its ranks have
+OVER_S = 90.0  # for Slurm to report the end of an allocation whose steps have ended
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Trial:
     state: JobState = JobState.QUEUED
     looked_at: float = float("-inf")
     ordered_at: float | None = None
-    ended_at: float | None = None  # when all of its ranks, or its step, had ended, or it was given up
+    ended_at: float | None = None  # when all of its ranks, or its step, were seen to have ended
     over_at: float | None = None  # when its allocation was seen to be over
 
     @property
@@ -66,7 +66,7 @@ class _Trial:
 
 @dataclass
 class HeldCluster:
-    """Runs trials in allocations of its own, at most `parallel` at once."""
+    """A cluster of held allocations. It runs at most `parallel` trials at once."""
 
     site: Site
     parallel: int
@@ -77,7 +77,7 @@ class HeldCluster:
     _allocations: Allocations = field(init=False)
     _jobs: SlurmCluster = field(init=False)  # trials that an earlier start submitted as jobs of their own
     _slots: SlotTable = field(init=False)
-    _longest_s: float = 0.0  # that a trial took so far
+    _longest_s: float = 0.0  # the longest that a trial took so far
 
     def __post_init__(self) -> None:
         self._jobs = SlurmCluster(self.site, self.parallel, self.watch, say=self.say)
@@ -100,7 +100,7 @@ class HeldCluster:
         return None if self._is_full() else self._slots.reserve(ranks, self._taken())
 
     def has_neighbours(self, slots: tuple[str, ...]) -> bool:
-        """Others' jobs, on a node of which the allocation is a part only. The loop knows of our own."""
+        """True if the allocation is only part of a node, so that others' jobs may run beside it."""
         return not self.site.cluster.exclusive and self.machine.ranks_per_node < self.site.slots_on_node
 
     def submit(self, attempt: AttemptDir, spec: TrialSpec, slots: tuple[str, ...]) -> JobHandle:
@@ -117,7 +117,7 @@ class HeldCluster:
         trial = self._take(attempt, spec, slots)
         trial.allocation = self._allocations.with_order(trial.step)
         if trial.allocation is None and hold_of(slots) not in range(self.site.cluster.holds):
-            del self._trials[attempt.path]  # of a start without hold, or with more of them
+            del self._trials[attempt.path]  # from a start without cluster.hold, or with more holds
             return self._jobs.attach(attempt, ranks, slots)
         return trial.handle
 
@@ -141,7 +141,7 @@ class HeldCluster:
         return cancel_steps(steps, self.watch) + self._jobs.cancel(*handles)
 
     def give_back(self) -> list[str]:
-        """End the allocations, unless trials are left to run on in them. Lines for what may stay."""
+        """Release the allocations except those whose trials run on. Return a line for each that may stay."""
         return self._allocations.give_back(
             {trial.allocation.job_id for trial in self._trials.values() if trial.allocation is not None}
         )
@@ -155,7 +155,7 @@ class HeldCluster:
         trial.state = self._state(trial, trial.allocation) if trial.allocation else JobState.QUEUED
 
     def _state(self, trial: _Trial, allocation: Allocation) -> JobState:
-        facts = self.watch.facts(allocation.job_id)  # asked first: what ranks write, they write before
+        facts = self.watch.facts(allocation.job_id)  # checked first: ranks write their files before it ends
         attempt, ranks = trial.handle.attempt, trial.handle.ranks
         exits = rank_exits(attempt, ranks)
         names = allocation.directory.names()
@@ -167,11 +167,11 @@ class HeldCluster:
                 trial, allocation, exits_s=max(found.seconds for found in exits), gone=is_over or has_ended
             )
         if is_over and allocation.directory.begun(trial.step).name not in names:
-            trial.allocation = trial.ordered_at = None  # it never began: it waits for the next one
+            trial.allocation = trial.ordered_at = None  # the step never began: wait for the next allocation
             return JobState.QUEUED
         if facts is not None and is_over:
             return self._ended_with(trial, facts, len(exits) == ranks)
-        if has_ended:  # and its ranks do not say why: the allocation may be about to end
+        if has_ended:  # but its ranks do not say why: the allocation may be about to end
             trial.ended_at = trial.ended_at or time.monotonic()
             if time.monotonic() - trial.ended_at > OVER_S:
                 return JobState.ENDED if len(exits) == ranks else JobState.LOST
@@ -180,7 +180,7 @@ class HeldCluster:
         return self._starts(trial, allocation, has_ended)
 
     def _starts(self, trial: _Trial, allocation: Allocation, has_ended: bool) -> JobState:
-        """No supervisor is there yet, and so no limit of its own: srun may hang for good."""
+        """Limit the start of a step: its supervisors do not run yet, and srun may hang forever."""
         trial.ordered_at = trial.ordered_at or time.monotonic()
         waited_s, limit_s = time.monotonic() - trial.ordered_at, trial.spec.limits.startup_s
         if waited_s < limit_s:
@@ -192,7 +192,7 @@ class HeldCluster:
         return JobState.LOST
 
     def _leaves(self, trial: _Trial, allocation: Allocation, exits_s: float, gone: bool) -> JobState:
-        """All ranks have ended in order; their slots are free once their step is gone."""
+        """Handle a trial whose ranks have all ended in order. Its slots are free once its step is gone."""
         trial.ended_at = trial.ended_at or time.monotonic()
         self._longest_s = max(self._longest_s, exits_s)
         self._allocations.has_served()
@@ -201,7 +201,7 @@ class HeldCluster:
         return JobState.ENDED if gone else JobState.RUNNING
 
     def _ended_with(self, trial: _Trial, facts: JobFacts, is_complete: bool) -> JobState:
-        """The allocation has ended, and the trial with it."""
+        """Return the state of a trial that ended with its allocation, and record why."""
         trial.over_at = trial.over_at or time.monotonic()
         waited_s = time.monotonic() - trial.over_at
         if not is_complete and waited_s < FILES_S:
@@ -216,10 +216,10 @@ class HeldCluster:
         write_atomic(trial.handle.attempt.scheduler, dump(hold_word(final or facts, had_its_time)))
         return JobState.ENDED if is_complete else JobState.LOST
 
-    # ------------------------------------------------------------------ into an allocation
+    # ------------------------------------------------------------------ placing trials in allocations
 
     def _place(self, trial: _Trial) -> None:
-        """Order the trial's step, where its allocation is there, large enough, and lasts long enough."""
+        """Order the trial's step if its allocation runs, is large enough, and lasts long enough."""
         ready = self._allocations.ready(hold_of(trial.handle.slots))
         if ready is None:
             return
@@ -227,11 +227,14 @@ class HeldCluster:
         if self._suits(trial, allocation, holder, facts):
             self._order(trial, allocation, holder)
         elif not any(other.allocation is allocation for other in self._trials.values()):
-            self._allocations.release(allocation)  # tried again at the next look where that failed
+            self._allocations.release(allocation)  # if that fails, the next look tries again
 
     def _suits(self, trial: _Trial, allocation: Allocation, holder: Holder, facts: JobFacts) -> bool:
-        """One in which nothing ran yet lasts long enough for any trial: none would last longer."""
-        if max(nodes_of(trial.handle.slots)) >= len(holder.hosts):  # of a start with more, smaller ones
+        """True if the trial fits into the allocation's nodes and its remaining time.
+
+        An allocation in which nothing ran yet lasts long enough for any trial: no other would last longer.
+        """
+        if max(nodes_of(trial.handle.slots)) >= len(holder.hosts):  # from a start with more, smaller ones
             return False
         if facts.limit_s is None or allocation.ordered == 0:
             return True

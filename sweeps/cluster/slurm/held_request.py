@@ -1,4 +1,4 @@
-"""What a held allocation is asked for, and a trial in it; what its end means to a trial. Pure."""
+"""Compute the request of a held allocation and of a trial in it, and what its end means to a trial. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sweeps.errors import ConfigError
 from train_entry.contract import GIB, MIB, AttemptDir, FailureKind, SchedulerWord, StudyDir, TrialSpec
 
 HOLD_MIN = 480
-LONGER = 2.0  # than what trials took so far, or are expected to: they differ
+LONGER = 2.0  # times the longest trial so far plus the expected steps: trials differ
 ENDING_S = 60.0  # Slurm warns trials, and ends them, before the last moment
-PART_OF_MEMORY = 0.95  # of a node's, that steps side by side share: Slurm keeps some
-# Of an allocation, not of the trials in it: how it ended says nothing about them.
+PART_OF_MEMORY = 0.95  # of a node's memory, for all steps side by side: Slurm keeps some
+# Final states of an allocation that say nothing about the trials in it.
 TAKEN_BACK = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED", "REVOKED", "COMPLETED", "GONE")
 
 
 def require_holdable(cluster: ClusterConfig, ranks: int, ranks_per_node: int) -> None:
-    """Raise ConfigError where the allocations do not add up, or a trial fits in none."""
+    """Raise ConfigError if the allocations do not divide the nodes, or are too small for a trial."""
     problems = []
     if cluster.nodes % cluster.holds:
         problems.append(f"cluster.holds={cluster.holds}: does not divide cluster.nodes={cluster.nodes}")
     elif ranks > (fits := cluster.nodes // cluster.holds * ranks_per_node):
         problems.append(
             f"ranks={ranks}: an allocation of {cluster.nodes // cluster.holds} nodes holds {fits}; "
-            "take fewer ranks, more cluster.nodes, or fewer cluster.holds"
+            "use fewer ranks, more cluster.nodes, or fewer cluster.holds"
         )
     if problems:
         raise ConfigError(problems)
@@ -53,7 +53,7 @@ def hold_layout(site: Site) -> Layout:
 
 
 def hold_parameters(site: Site, name: str, directory: Path) -> dict[str, Any]:
-    """submitit's, for a job that holds nodes: a process on the first of them, no step of its own."""
+    """submitit's parameters for a job that holds nodes: one process on the first node, no step of its own."""
     layout = hold_layout(site)
     return {
         **submitit_parameters(site, layout, name, str(directory.resolve())),
@@ -68,14 +68,14 @@ def step_name(attempt: AttemptDir) -> str:
 
 
 def hold_of(slots: Sequence[str]) -> int:
-    """Which of the allocations that are held at once: `hold-INDEX.node-NODE/SLOT`. -1: of none."""
+    """The index of the allocation, from slots `hold-INDEX.node-NODE/SLOT`; -1 if they lie in none."""
     head = slots[0].partition(".")[0] if slots else ""
     number = head.removeprefix("hold-")
     return int(number) if number.isdigit() else -1
 
 
 def nodes_of(slots: Sequence[str]) -> list[int]:
-    """Of `hold-INDEX.node-NODE/SLOT`, each once."""
+    """The nodes of slots `hold-INDEX.node-NODE/SLOT`, each once."""
     nodes = (slot.partition(".node-")[2].partition("/")[0] for slot in slots)
     return list(map(int, dict.fromkeys(nodes)))
 
@@ -83,7 +83,7 @@ def nodes_of(slots: Sequence[str]) -> list[int]:
 def step_command(
     site: Site, spec: TrialSpec, attempt: AttemptDir, job_id: str, hosts: Sequence[str]
 ) -> tuple[str, ...]:
-    """The trial as a step of the allocation, on these of its hosts."""
+    """The command that runs the trial as a step of the allocation, on these of its hosts."""
     layout = Layout.of(spec.plan.ranks, site.machine.ranks_per_node)
     return (
         "srun",
@@ -95,7 +95,7 @@ def step_command(
         f"--ntasks-per-node={layout.tasks_per_node}",
         "--distribution=block",
         f"--cpus-per-task={site.cores_per_rank}",
-        "--exact",  # others may run beside
+        "--exact",  # other steps may run beside it
         "--wait=0",
         "--kill-on-bad-exit=0",
         "--unbuffered",
@@ -106,7 +106,7 @@ def step_command(
 
 
 def _share(site: Site, layout: Layout) -> list[str]:
-    """Its part of a node's GPUs and memory, where it does not fill the nodes."""
+    """The step's GPUs on each node, and its part of the memory if it does not fill the node."""
     cluster, machine, tasks = site.cluster, site.machine, layout.tasks_per_node
     found = []
     if machine.device == "cuda":
@@ -119,7 +119,7 @@ def _share(site: Site, layout: Layout) -> list[str]:
 
 
 def needed_s(site: Site, spec: TrialSpec, longest_s: float) -> float:
-    """How long an allocation must last for a trial to begin in it."""
+    """The time that an allocation must still last for a trial to begin in it."""
     limits = spec.limits
     if not longest_s:  # nothing is known yet
         wanted = limits.startup_s + limits.attempt_s
@@ -129,7 +129,7 @@ def needed_s(site: Site, spec: TrialSpec, longest_s: float) -> float:
 
 
 def never_started(job_id: str, waited_s: float) -> SchedulerWord:
-    """Of a trial whose step none of its supervisors came of."""
+    """The scheduler's word on a trial whose step started none of its supervisors."""
     return SchedulerWord(
         scheduler="Slurm",
         job_id=job_id,
@@ -140,16 +140,16 @@ def never_started(job_id: str, waited_s: float) -> SchedulerWord:
 
 
 def hold_word(final: JobFacts, had_its_time: bool) -> SchedulerWord:
-    """What the end of its allocation means to a trial that ran in it.
+    """The scheduler's word on a trial that ran in an allocation when that ended.
 
-    A trial that had the time it needs, and was not done, is too slow; else its time was not its own.
+    A trial that had the time it needs and was not done is too slow. With less time, it is not to blame.
     """
     kind = (
         FailureKind.PREEMPTED if final.state in TAKEN_BACK else KINDS.get(final.state, FailureKind.NODE_LOST)
     )
     if final.state in ("TIMEOUT", "DEADLINE") and had_its_time:
         kind = FailureKind.TIMED_OUT
-    if final.state == "FAILED":  # what holds it, not what ran in it
+    if final.state == "FAILED":  # the holder failed, not the trial
         kind = FailureKind.NODE_LOST
     return SchedulerWord(
         scheduler="Slurm",

@@ -1,4 +1,4 @@
-"""Steps of held allocations, told to end by whoever comes: the study itself, or `python -m sweeps cancel`."""
+"""End steps of held allocations, for the study itself or for `python -m sweeps cancel`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from train_entry.contract import AttemptDir, ContractError, read_document
 CANCEL_S = 60.0  # for a holder to end a step
 LOOK_S = 0.2
 
-Step = tuple[HoldDir, str, str]  # where, its name, its allocation's job
+Step = tuple[HoldDir, str, str]  # its allocation's directory, its name, its allocation's job id
 
 
 def cancel_steps(steps: Sequence[Step], watch: JobWatch) -> list[str]:
-    """End steps, all at once, and wait until they are gone. A line for each that may not be.
+    """End steps, all at once, and wait until they are gone. Return a line for each job that may not be.
 
-    Where their holder does not end them, the allocation is ended.
+    If a holder does not end its steps, end its allocation.
     """
     for directory, name, _ in steps:
         directory.cancel(name).touch()
@@ -44,7 +44,7 @@ def _is_gone(step: Step, watch: JobWatch) -> bool:
 
 
 def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
-    """End attempts' steps, whoever ordered them; their allocations go on."""
+    """End attempts' steps, whoever ordered them. Their allocations go on."""
     return cancel_steps([step for attempt in attempts for step in _steps(attempt)], JobWatch())
 
 

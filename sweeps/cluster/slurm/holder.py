@@ -1,7 +1,7 @@
-"""What a held allocation runs on its first node: it starts trials in it as they are asked for, by files.
+"""Hold an allocation: this process runs on its first node and starts the trials that are ordered by files.
 
-An order is a command; the orchestrator writes it into the allocation's directory, and this process runs
-it. So a trial lives as long as the allocation, whatever becomes of the orchestrator and its host.
+An order is a command. The orchestrator writes it into the allocation's directory, and this process runs it.
+So a trial lives as long as the allocation, whatever becomes of the orchestrator and its host.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from sweeps.cluster.slurm.queries import ask, clean_environment
 from train_entry.contract import ContractError, dump, read_document, write_atomic
 
 LOOK_S = 0.2
-PATIENCE_S = 15.0  # for supervisors to write how their ranks ended, before srun is told to kill
+PATIENCE_S = 15.0  # for supervisors to write how their ranks ended, before srun kills them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hold:
-    """hold.json: an allocation that was asked for."""
+    """hold.json: an allocation that was requested."""
 
     job_id: str
-    index: int  # among those that are held at once
+    index: int  # among the allocations that are held at once
     asked_at: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """holder.json: it is there."""
+    """holder.json: the holder runs, on the first of these hosts."""
 
     job_id: str
     host: str
@@ -56,7 +56,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class HoldDir:
-    """The files of an allocation. The orchestrator writes record, orders and wishes, the holder others."""
+    """An allocation's files. The orchestrator writes record, orders and requests; the holder the others."""
 
     path: Path
 
@@ -70,19 +70,19 @@ class HoldDir:
 
     @property
     def release(self) -> Path:
-        """A wish: end now."""
+        """A request to end the allocation now."""
         return self.path / "release"
 
     @property
     def over(self) -> Path:
-        """No further order is taken."""
+        """Exists once the holder takes no further order."""
         return self.path / "over"
 
     def order(self, step: str) -> Path:
         return self.path / f"{step}.order"
 
     def cancel(self, step: str) -> Path:
-        """A wish: end this step."""
+        """A request to end this step."""
         return self.path / f"{step}.cancel"
 
     def begun(self, step: str) -> Path:
@@ -92,7 +92,7 @@ class HoldDir:
         return self.path / f"{step}.ended"
 
     def names(self) -> set[str]:
-        """Of all files there: one question, which NFS answers afresh."""
+        """The names of all files there: one listing, which NFS answers afresh."""
         try:
             return set(os.listdir(self.path))
         except FileNotFoundError:
@@ -113,7 +113,7 @@ class _Holding:
         self.is_told = True
 
     def run(self) -> None:
-        """Until we are released, or idle for too long."""
+        """Run the ordered steps until we are told to end, or idle for too long."""
         while not self._is_to_end():
             self._turn(self.directory.names())
             time.sleep(LOOK_S)
@@ -147,7 +147,7 @@ class _Holding:
             return
         try:
             order = read_document(self.directory.order(step), Order)
-        except ContractError:  # not all of it is here yet
+        except ContractError:  # the file is not complete here yet
             return
         if order is None:
             return
@@ -155,8 +155,8 @@ class _Holding:
         srun = Part(
             command=order.command,
             log=Path(order.log),
-            environment=clean_environment(),  # our own job's variables would shape its steps
-            last_word=signal.SIGQUIT,  # srun kills its step; what tells it to end it passes on
+            environment=clean_environment(),  # our own job's variables would alter its steps
+            last_word=signal.SIGQUIT,  # srun passes SIGTERM on; SIGQUIT makes it kill its step
         )
         self.steps[step] = Step.start([srun], PATIENCE_S)
 
@@ -169,7 +169,7 @@ class _Holding:
 
 
 def hold(path: str, idle_s: str) -> None:
-    """What submitit calls, once for an allocation."""
+    """Hold the allocation of this job. submitit calls this once in each."""
     directory = HoldDir(Path(path))
     holding = _Holding(directory, float(idle_s))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):

@@ -1,4 +1,4 @@
-"""Slurm, through submitit: a trial is a job, a rank a task. Who asks what of Slurm is in `slurm_queries`."""
+"""Slurm as a cluster, through submitit: each trial is a job, each rank a task."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ from train_entry.contract import (
 )
 
 NAME = "slurm"
-LOOK_S = 1.0  # between two looks at a running job's files, which lie on a file system that many share
-FILES_S = 10.0  # for files of another node to be seen here after their job has ended
-UNKNOWN_S = 90.0  # for a job whose submitter died before it had an id to write
-LEAVING_S = 30.0  # for a job whose ranks have all ended
+LOOK_S = 1.0  # between two looks at a running job's files, which lie on a shared file system
+FILES_S = 10.0  # for files of another node to become visible here after their job has ended
+# For Slurm to list a job whose submitter died before it wrote the id, or to say how a job ended.
+UNKNOWN_S = 90.0
+LEAVING_S = 30.0  # for a job to end after all its ranks have
 
 
 @dataclass
 class _Job:
-    """What is known here of an attempt's job."""
+    """An attempt's job, as this orchestrator knows it."""
 
     handle: JobHandle
     job_id: str | None
     state: JobState = JobState.QUEUED
     looked_at: float = float("-inf")
     over_since: float | None = None
-    sending: Sending | None = None  # Slurm has not taken it yet
+    sending: Sending | None = None  # set until Slurm accepts the job
 
     @property
     def may_be_there(self) -> bool:
-        """Though it has no id: its submitter died, or sbatch's answer was lost."""
+        """True if the job may exist without an id here: its submitter died, or sbatch's answer was lost."""
         return self.job_id is None and (self.sending is None or self.sending.refused_since is not None)
 
 
 @dataclass
 class SlurmCluster:
-    """Runs each trial as a job of its own, at most `parallel` at once."""
+    """A cluster that runs each trial as a Slurm job of its own, at most `parallel` at once."""
 
     site: Site
     parallel: int
@@ -62,7 +63,7 @@ class SlurmCluster:
     executor: Callable[[Path], Executor] = field(default_factory=lambda: Executor)
     say: Callable[[str], None] = print
     _jobs: dict[Path, _Job] = field(default_factory=dict)
-    _leaving: dict[str, float] = field(default_factory=dict)  # jobs whose ranks have ended, since when
+    _leaving: dict[str, float] = field(default_factory=dict)  # jobs whose ranks have ended, and since when
     _waits: Waits = field(init=False)
     _slots: SlotTable = field(init=False)
 
@@ -83,11 +84,11 @@ class SlurmCluster:
         return 0 if self.running >= self.parallel else self._slots.free_ranks(self._taken())
 
     def reserve(self, ranks: int) -> tuple[str, ...] | None:
-        """Which of the cluster's nodes they are is Slurm's choice; we only count."""
+        """Only count: Slurm chooses which of the cluster's nodes the trial gets."""
         return None if self.running >= self.parallel else self._slots.reserve(ranks, self._taken())
 
     def has_neighbours(self, slots: tuple[str, ...]) -> bool:
-        """Unless a node is all ours, Slurm may put anybody's job beside."""
+        """True unless the trial has whole nodes: Slurm may put anybody's job beside it."""
         per_node = len(slots) / max(1, len({slot.partition("/")[0] for slot in slots}))
         return not self.site.cluster.exclusive and per_node < self.site.slots_on_node
 
@@ -127,7 +128,7 @@ class SlurmCluster:
                 job.job_id = known_job(job.handle.attempt) or self._find(job)
             if job.may_be_there and self.watch.is_silent:
                 where = job.handle.attempt.path
-                problems.append(f"{where}: Slurm cannot be asked whether its job is there; see `squeue --me`")
+                problems.append(f"{where}: its job may still run: Slurm does not answer; see `squeue --me`")
         problems += cancel_jobs([job.job_id for job in jobs if job.job_id is not None], self.watch)
         for job in jobs:
             self._drop(job)
@@ -173,7 +174,7 @@ class SlurmCluster:
             return JobState.QUEUED
         if job.job_id is None:
             job.job_id = known_job(job.handle.attempt) or self._find(job)
-        if job.job_id is None:  # what counts is when squeue last answered
+        if job.job_id is None:  # counted to squeue's last answer: its silence proves nothing
             missed_s = self.watch.answered_at - job.handle.submitted_at
             return JobState.STARTING if missed_s < UNKNOWN_S else JobState.LOST
         facts = self.watch.facts(job.job_id)
@@ -190,7 +191,7 @@ class SlurmCluster:
         return self._ended_otherwise(job, exits)
 
     def _ended_otherwise(self, job: _Job, exits: list[RankExit]) -> JobState:
-        """A job that is over, and whose ranks do not say why: its scheduler may."""
+        """Return the state of a job that is over without its ranks saying why, and record what Slurm says."""
         job.over_since = job.over_since or time.monotonic()
         is_complete = len(exits) == job.handle.ranks
         if not is_complete and time.monotonic() - job.over_since < FILES_S:
@@ -204,7 +205,7 @@ class SlurmCluster:
         return JobState.ENDED if is_complete else JobState.LOST
 
     def _find(self, job: _Job) -> str | None:
-        """By its name, where an orchestrator died between sbatch and writing down the job's id."""
+        """Find a job's id by its name, if an orchestrator died between sbatch and writing it."""
         spec = read_document(job.handle.attempt.spec, TrialSpec)
         if spec is None:
             return None
@@ -212,21 +213,21 @@ class SlurmCluster:
         return found.job_id if found else None
 
     def _end_stragglers(self) -> None:
-        """A job that does not end after its ranks have would keep its nodes from the next one."""
+        """Cancel jobs that do not end after their ranks have: they would keep nodes from the next job."""
         for job_id, since in list(self._leaving.items()):
             facts = self.watch.facts(job_id)
             is_over = facts is not None and facts.is_over
             if not is_over and not self.watch.is_silent and time.monotonic() - since >= LEAVING_S:
                 over, refusal = scancel([job_id])
                 is_over = not refusal or job_id in over
-                self._leaving[job_id] = time.monotonic()  # where it was not heard, it is said again
+                self._leaving[job_id] = time.monotonic()  # repeated later if Slurm did not hear it
             if is_over:
                 del self._leaving[job_id]
                 self.watch.forget(job_id)
 
 
 def known_job(attempt: AttemptDir) -> str | None:
-    """The id of an attempt's job, as its submitter wrote it down, or else the job itself."""
+    """The id of an attempt's job, as its submitter, or else the job itself, wrote it."""
     if submission := read_document(attempt.submission, Submission):
         return submission.job_id
     record = read_document(attempt.job, JobRecord)
@@ -238,5 +239,5 @@ def _was_ended(ended: RankExit) -> bool:
 
 
 def cancel_attempts(attempts: Sequence[AttemptDir]) -> list[str]:
-    """End attempts' jobs, whoever submitted them. A line for each that may still run."""
+    """End attempts' jobs, whoever submitted them. Return a line for each that may still run."""
     return cancel_jobs([job_id for attempt in attempts if (job_id := known_job(attempt))], JobWatch())

@@ -1,6 +1,6 @@
-"""What a compute node has: asked of a job on one, since a login node has other cards, or none.
+"""Find out by a job what a compute node has, since a login node has other GPUs, or none.
 
-The report lies beside the studies, one for each kind of node and set of versions, and is used again.
+The report lies beside the studies, one for each kind of node and set of versions, and is reused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sweeps.machine import Machine
 from train_entry.contract import ContractError, dump, load, read_document, write_atomic
 
 FOLDER = ".cluster"  # in the directory of studies; no study's name begins with a dot
-COMPILING_MIN = 60  # DeepSpeed's operators, on a processor that they were not compiled for yet
+COMPILING_MIN = 60  # to compile DeepSpeed's operators for a new kind of CPU
 LOOK_S = 0.5
 FILES_S = 10.0
 VERSIONED = ("torch", "deepspeed", "nvidia-ml-py")
@@ -40,35 +40,35 @@ VERSIONED = ("torch", "deepspeed", "nvidia-ml-py")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What a job saw on its node, with the one card it had."""
+    """A job's report on its node, where it had one GPU."""
 
     host: str
     machine: Machine
-    ops: str  # where DeepSpeed's operators lie
-    cpu: str  # for processors of this signature
-    problem: str = ""  # why nothing could train there
-    doubt: str = ""  # what some trials will miss there
+    ops: str  # the directory of DeepSpeed's compiled operators
+    cpu: str  # the signature of the CPU that they were compiled for
+    problem: str = ""  # why nothing can train there
+    doubt: str = ""  # what some trials will lack there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Question:
-    """What the job is told."""
+    """The order to the job."""
 
     answer: str
     device: str
     nvme_path: str | None
-    ops: str  # where they are compiled already, for the processor of this signature
+    ops: str  # the directory of the operators that are already compiled, for the CPU with the signature `cpu`
     cpu: str
-    ops_elsewhere: str  # where those for another one go
+    ops_elsewhere: str  # the directory for all other operators
 
 
 def report_path(studies_dir: Path, cluster: ClusterConfig, survey: Survey) -> Path:
-    """One for each kind of node and set of versions."""
+    """The report's file: one for each kind of node and set of versions."""
     kind = [survey.device, survey.nodes[0].partition, cluster.constraint, cluster.gpu_type, cluster.nvme_path]
     kind += [f"{name}={metadata.version(name)}" for name in VERSIONED] + [
         sys.prefix,
         *cluster.setup,
-        *cluster.srun_args,  # another container
+        *cluster.srun_args,  # they may name another container
     ]
     digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:10]
     return studies_dir.absolute() / FOLDER / f"{survey.nodes[0].partition}-{digest}.json"
@@ -77,12 +77,12 @@ def report_path(studies_dir: Path, cluster: ClusterConfig, survey: Survey) -> Pa
 def known_report(path: Path) -> Probe | None:
     try:
         return read_document(path, Probe)
-    except ContractError:  # of another version of ours
+    except ContractError:  # written by another version of this program
         return None
 
 
 def ask_a_node(path: Path, site: Site, survey: Survey) -> Probe:
-    """Submit the question, wait for the answer, keep it. Raises ConfigError where nothing can train there."""
+    """Submit the question, wait for the answer and keep it. Raises ConfigError if nothing can train there."""
     folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}-", dir=_made(path.parent)))
     answer = folder / "answer.json"
     question = _Question(
@@ -104,21 +104,21 @@ def ask_a_node(path: Path, site: Site, survey: Survey) -> Probe:
         **_asks(site),
     )
     job_id = executor.send(answer_on_node, dump(question))
-    print(f"asking a node of {survey.nodes[0].partition} what it has (job {job_id}), once", flush=True)
+    print(f"probing a node of {survey.nodes[0].partition} once (job {job_id})", flush=True)
     _wait(job_id, answer)
     found = known_report(answer)
     if found is None:
-        raise SweepError(f"job {job_id} left no {answer}; its log lies beside")
+        raise SweepError(f"job {job_id} did not write {answer}; its log is in the same folder")
     if found.problem:
         raise ConfigError(f"cluster=slurm, node {found.host}: {found.problem}")
     if found.doubt:
-        print(f"node {found.host}: {found.doubt}; why: {folder}; remove {path} to try again", flush=True)
+        print(f"node {found.host}: {found.doubt}; see {folder}; remove {path} to try again", flush=True)
     write_atomic(path, dump(found))
     return found
 
 
 def _asks(site: Site) -> dict[str, Any]:
-    """As much as a trial at most: a site may allow no more."""
+    """Time and memory to request: no more than for a trial, since a site may refuse more."""
     limits = (COMPILING_MIN, site.longest_min, site.cluster.time_min)
     asked: dict[str, Any] = {"time": min(limit for limit in limits if limit)}
     if site.cluster.memory_gib is not None:
@@ -132,7 +132,7 @@ def _made(directory: Path) -> Path:
 
 
 def _wait(job_id: str, answer: Path) -> None:
-    """Until it has answered. Raises SweepError where it ended without."""
+    """Wait for the answer. Raises SweepError if the job ends without one."""
     watch, told, over_at = JobWatch(), "", None
     try:
         while not answer.exists():
@@ -157,7 +157,7 @@ def _wait(job_id: str, answer: Path) -> None:
 
 
 def answer_on_node(question: str) -> None:
-    """What the job runs: look around, compile what is not compiled for this processor, say so."""
+    """Run as the job: look around, compile what is not compiled for this CPU, and write the answer."""
     asked = load(_Question, question)
     problem, gpus = "", find_gpus() if asked.device == "cuda" else ()
     if asked.device == "cuda" and not gpus:
@@ -169,9 +169,7 @@ def answer_on_node(question: str) -> None:
         known, ops = Path(ops) if fits else None, asked.ops_elsewhere
         _compile(known, Path(ops), bool(gpus))
         if missing := _missing(Path(ops), bool(gpus)):
-            doubt = (
-                f"could not compile {', '.join(missing)}; trials that need it try themselves, on each node"
-            )
+            doubt = f"could not compile {', '.join(missing)}; trials that need it try again on each node"
     found = Probe(
         host=socket.gethostname(),
         machine=host_with(gpus, asked.nvme_path),
@@ -184,7 +182,7 @@ def answer_on_node(question: str) -> None:
 
 
 def _torch_problem() -> str:
-    """Why torch would not use the node's cards; empty where it would."""
+    """The reason why torch cannot use the node's GPUs; empty if it can."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "train_entry.install.torch_check"], capture_output=True, text=True
     )
@@ -192,14 +190,14 @@ def _torch_problem() -> str:
 
 
 def _missing(directory: Path, with_gpus: bool) -> list[str]:
-    """Operators that could be compiled on this node, and are not."""
+    """Operators that could be compiled on this node but are not."""
     asked = _ops(directory, with_gpus, "--missing")
     asked.check_returncode()
     return asked.stdout.split()
 
 
 def _compile(known: Path | None, to: Path, with_gpus: bool) -> None:
-    """In a local directory, from which they are copied whole: other nodes may look there meanwhile."""
+    """Compile operators in a local directory, then copy them whole: other nodes may be reading from `to`."""
     with tempfile.TemporaryDirectory(prefix="shardsweep-ops-") as folder:
         if known is not None:
             copy_ops(known, Path(folder))

@@ -1,4 +1,4 @@
-"""What Slurm says: of nodes and partitions, and of all our jobs in one query. Nobody else asks it."""
+"""Ask Slurm about nodes and partitions, and about all our jobs in one query."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from sweeps.cluster.node.environment import is_foreign
 from sweeps.errors import SweepError
 
-PATIENCE = 10  # times as long, with an accounting that is down
-LIMIT_S = 60.0  # Slurm's own commands give up on a controller sooner
+PATIENCE = 10  # times longer than `gone_after_s` we wait while the accounting is down
+LIMIT_S = 60.0  # Slurm's own commands give up on a silent controller sooner
 
-SQUEUE = "%i|%T|%r|%M|%l|%j|%k"  # id, state, why it waits, time used, its limit, name, comment
+SQUEUE = "%i|%T|%r|%M|%l|%j|%k"  # id, state, why it waits, time used, time limit, name, comment
 ROW = re.compile(r"\d[^|]*\|[A-Z_]+(\|[^|]*){4}\|")
 SACCT = "JobID,State,ExitCode,Elapsed,Timelimit"
 OVER = frozenset(
@@ -26,7 +26,7 @@ OVER = frozenset(
         "COMPLETED",
         "DEADLINE",
         "FAILED",
-        "GONE",  # ours: Slurm does not know it any more
+        "GONE",  # our own: Slurm no longer knows the job
         "NODE_FAIL",
         "OUT_OF_MEMORY",
         "PREEMPTED",
@@ -38,11 +38,11 @@ WAITING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQU
 
 
 class SlurmError(SweepError):
-    """A command of Slurm's failed; its own words."""
+    """A command of Slurm failed. The text is Slurm's own."""
 
 
 class SlurmSilence(SlurmError):
-    """It could not be asked."""
+    """Slurm could not be asked: its command is missing, or does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ class JobFacts:
     name: str = ""
     comment: str = ""
     exit_code: str = ""
-    ran_out_of_memory: bool = False  # one of its steps; the job itself is then called FAILED, or goes on
+    ran_out_of_memory: bool = False  # a step of it did; Slurm calls the job FAILED, or lets it go on
     used_s: int = 0
-    limit_s: int | None = None  # None: none
+    limit_s: int | None = None  # None: no limit
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +65,7 @@ class JobFacts:
 
     @property
     def is_ending(self) -> bool:
-        """Its processes are told to end, or its nodes are cleaned up, which a site's epilog may make long."""
+        """True while Slurm ends its processes or cleans its nodes up, which a site's epilog may make long."""
         return self.state == "COMPLETING"
 
     @property
@@ -85,7 +85,7 @@ class NodeFacts:
     state: str
     partition: str
     is_default: bool
-    longest_min: int | None  # the partition's time limit; None: none
+    longest_min: int | None  # the partition's time limit; None: no limit
 
     @property
     def gpu_count(self) -> int:
@@ -99,14 +99,14 @@ class NodeFacts:
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """As a login shell's, when we run inside a job ourselves. Times as seconds."""
+    """The environment of a login shell, even if we run inside a job. Slurm then prints times as seconds."""
     return {name: value for name, value in environ.items() if not is_foreign(name)} | {
         "SLURM_TIME_FORMAT": "%s"
     }
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm's prints. Raises SlurmError with its own words."""
+    """Run a command of Slurm and return what it prints. Raises SlurmError with Slurm's own words."""
     try:
         done = subprocess.run(
             command,
@@ -117,7 +117,7 @@ def ask(*command: str) -> str:
             timeout=LIMIT_S,
         )
     except FileNotFoundError as error:
-        raise SlurmSilence(f"{command[0]} is not here; start this where Slurm's commands are") from error
+        raise SlurmSilence(f"{command[0]} is not installed here; start this on a host with Slurm") from error
     except subprocess.TimeoutExpired as error:
         raise SlurmSilence(f"{command[0]} did not answer within {LIMIT_S:.0f} s") from error
     if done.returncode != 0:
@@ -133,8 +133,8 @@ def said(stderr: str) -> str:
 
 def parse_squeue(text: str) -> dict[str, JobFacts]:
     found = {}
-    for line in filter(ROW.match, text.splitlines()):  # a comment of somebody's may have several lines
-        job_id, state, reason, used, limit, name, comment = line.split("|", 6)  # the last may hold anything
+    for line in filter(ROW.match, text.splitlines()):  # somebody's comment may span several lines
+        job_id, state, reason, used, limit, name, comment = line.split("|", 6)  # a comment may contain |
         found[job_id] = JobFacts(
             job_id=job_id,
             state=state,
@@ -148,7 +148,7 @@ def parse_squeue(text: str) -> dict[str, JobFacts]:
 
 
 def parse_sacct(text: str) -> dict[str, JobFacts]:
-    """Jobs, each with whether a step of its own ran out of memory."""
+    """Jobs by id. Each tells whether one of its steps ran out of memory."""
     found: dict[str, JobFacts] = {}
     for line in text.splitlines():
         row, state, exit_code, used, limit = line.split("|")
@@ -201,7 +201,7 @@ def parse_gres(text: str) -> dict[str, int]:
 
 
 def parse_seconds(text: str) -> int | None:
-    """A time as Slurm prints it, days-hours:minutes:seconds; None: unlimited, or not known."""
+    """Parse a time as Slurm prints it, days-hours:minutes:seconds; None if unlimited or unknown."""
     if not text or not text[0].isdigit():
         return None
     days, _, clock = text.rpartition("-")
@@ -212,53 +212,53 @@ def parse_seconds(text: str) -> int | None:
 
 @dataclass
 class JobWatch:
-    """Where all our jobs stand, by one query for all of them, and rarely: the controller serves a whole site.
+    """The states of all our jobs, from one rare query for all of them: the controller serves a whole site.
 
-    squeue leads: it also knows jobs that ended minutes ago. Those that have left it are looked up in
-    the accounting, where there is any. Nothing is concluded from a query that failed.
+    squeue comes first: it also knows jobs that ended minutes ago. Jobs that have left it are looked up in the
+    accounting, if there is any. Nothing is concluded from a query that failed.
     """
 
     ask: Callable[..., str] = ask
     now: Callable[[], float] = time.monotonic
     squeue_every_s: float = 2.0
     sacct_every_s: float = 5.0
-    gone_after_s: float = 60.0  # for a job that neither knows: sbatch answers before others see the job
+    gone_after_s: float = 60.0  # for a job that neither lists: sbatch answers before they do
     queries: int = 0
     has_accounting: bool = True
-    answered_at: float = float("-inf")  # when squeue was last asked, and said something
+    answered_at: float = float("-inf")  # when squeue was last asked and did answer
     _queue: dict[str, JobFacts] = field(default_factory=dict)
     _final: dict[str, JobFacts] = field(default_factory=dict)  # from the accounting
-    _missed_at: dict[str, float] = field(default_factory=dict)  # jobs to look up there, since when
+    _missed_at: dict[str, float] = field(default_factory=dict)  # jobs to look up there, and since when
     _asked_at: float = float("-inf")
     _accounted_at: float = float("-inf")
     _told_at: float = float("-inf")  # when the accounting last answered
 
     @property
     def is_silent(self) -> bool:
-        """Whether squeue did not answer when it was last asked."""
+        """True if squeue did not answer when it was last asked, or was never asked."""
         return self.answered_at < self._asked_at or self._asked_at == float("-inf")
 
     def facts(self, job_id: str) -> JobFacts | None:
-        """The job as last seen; None: not seen yet."""
+        """Return the job as last seen; None if it was not seen yet."""
         self._refresh()
         if found := self._queue.get(job_id):
-            if found.state != "FAILED":  # of which the accounting is asked as well
+            if found.state != "FAILED":  # else the accounting is asked as well
                 self._missed_at.pop(job_id, None)
             return found
         return self._left(job_id)
 
     def final(self, job_id: str) -> JobFacts | None:
-        """A job that is over, with all that Slurm knows of its end; None: it may still tell more."""
+        """Return a job that is over, with all that Slurm knows of its end; None while more may come."""
         found = self.facts(job_id)
         if found is None or not found.is_over:
             return None
         if found.state != "FAILED" or not self.has_accounting:
             return found
-        told = self._left(job_id)  # which of its steps failed, and how
+        told = self._left(job_id)  # tells which of its steps failed, and how
         return found if told is not None and told.state == "GONE" else told
 
     def named(self, name: str, comment: str) -> JobFacts | None:
-        """A job by what it was called; None: squeue listed none when it last answered."""
+        """Return a job by its name and comment; None if squeue listed none when it last answered."""
         self._refresh()
         return next(
             (job for job in self._queue.values() if job.name == name and job.comment == comment), None
@@ -269,11 +269,11 @@ class JobWatch:
         self._final.pop(job_id, None)
 
     def expire(self) -> None:
-        """Ask anew at the next question."""
+        """Ask squeue again soon: after half the usual interval at most."""
         self._asked_at = min(self._asked_at, self.now() - self.squeue_every_s / 2)
 
     def _left(self, job_id: str) -> JobFacts | None:
-        """Of a job that squeue does not list, or not all of."""
+        """Look up a job that squeue does not list, or does not tell all about."""
         if job_id in self._final:
             return self._final[job_id]
         if self.is_silent:
@@ -285,7 +285,10 @@ class JobWatch:
         return JobFacts(job_id=job_id, state="GONE") if self._is_gone(job_id) else None
 
     def _is_gone(self, job_id: str) -> bool:
-        """An accounting that is down may still come to tell more, but not for ever."""
+        """True if neither squeue nor the accounting has known the job for long.
+
+        While the accounting is down it may still come to tell more, so we wait longer, but not forever.
+        """
         missed_at = self._missed_at.get(job_id, self.now())
         has_told = not self.has_accounting or self._told_at > missed_at
         return self.now() - missed_at > self.gone_after_s * (1 if has_told else PATIENCE)
@@ -298,7 +301,7 @@ class JobWatch:
         try:
             self._queue = parse_squeue(self.ask("squeue", "--me", "--states=all", "--noheader", "-o", SQUEUE))
             self.answered_at = self._asked_at
-        except SlurmError:  # a controller that restarts; jobs run on, and so do we
+        except SlurmError:  # the controller may be restarting; jobs run on, and so do we
             pass
 
     def _account(self) -> None:

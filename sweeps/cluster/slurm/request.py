@@ -1,4 +1,4 @@
-"""What Slurm is asked for: how many nodes, tasks, GPUs, minutes and bytes a trial takes. Pure."""
+"""Compute what a trial requests from Slurm: nodes, tasks, GPUs, minutes and bytes. Pure."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from sweeps.machine import Machine
 from sweeps.paths import ROOT
 from train_entry.contract import GIB, MIB, TimeLimits, TrialSpec
 
-# Of the time that the estimate expects for the steps: it may be off by a factor of a few on unknown nodes.
+# Times the estimated time of the steps, which may be off by a factor of a few on unknown nodes.
 RUN_FACTOR = 10.0
 RUN_LEAST_S = 300.0
-ENDING_S = 180.0  # our own limits end a job first; Slurm looks at its limits twice a minute
-MEMORY_FACTOR = 1.5  # of the estimate's resident memory, and so much for each rank beside
+ENDING_S = 180.0  # our own limits end a job first; Slurm checks its limits twice a minute
+MEMORY_FACTOR = 1.5  # times the estimated resident memory, plus the following for each rank
 MEMORY_BESIDE_BYTES = 2 * GIB
-WARNING_S = 30  # before the end of its time a job hears of it
+WARNING_S = 30  # Slurm warns a job this long before its time ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What all jobs of a study share."""
+    """The settings that all jobs of a study share."""
 
     cluster: ClusterConfig
     machine: Machine
-    longest_min: int | None = None  # the partition's limit; None: none
+    longest_min: int | None = None  # the partition's limit; None: no limit
     gpus_on_node: int | None = None  # whoever uses them; None: no more than ours
-    ops: str | None = None  # where DeepSpeed's operators lie, compiled; None: not known yet
-    ops_cpu: str | None = None  # for processors of this signature
+    ops: str | None = None  # the directory of DeepSpeed's compiled operators; None: not known yet
+    ops_cpu: str | None = None  # the signature of the CPU that they were compiled for
 
     @property
     def slots_on_node(self) -> int:
-        """More than ours where the configuration takes a part of a node's GPUs."""
+        """The number of slots on a node; more than ours if the configuration uses only part of its GPUs."""
         return max(self.gpus_on_node or 0, self.machine.ranks_per_node)
 
     @property
     def cores_per_rank(self) -> int:
-        """Its share of the node's; of a node that is all ours, all are shared by our ranks."""
+        """A rank's share of the node's cores. If the node is all ours, our ranks share all of them."""
         sharing = self.machine.ranks_per_node if self.cluster.exclusive else self.slots_on_node
         return self.cluster.cpus_per_rank or max(1, self.machine.cores // sharing)
 
 
 def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> dict[str, Any]:
-    """Those of submitit's SlurmExecutor that no single trial changes: where, how many, under what name."""
+    """Parameters of submitit's SlurmExecutor apart from time and memory: where, how many, under what name."""
     cluster, machine, cores = site.cluster, site.machine, site.cores_per_rank
     parameters = {
         "job_name": name,
@@ -67,10 +67,10 @@ def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> 
         "stderr_to_stdout": True,
         "signal_delay_s": WARNING_S,
         "setup": setup_lines(site),
-        # srun does not take over how many cores a task has: Slurm 22.05's release notes.
+        # srun does not inherit the number of cores of a task: Slurm 22.05's release notes.
         "srun_args": [f"--cpus-per-task={cores}", *cluster.srun_args],
         "additional_parameters": {
-            "no-requeue": True,  # the next attempt is ours to open
+            "no-requeue": True,  # we open the next attempt ourselves
             **({} if layout.is_even else {"ntasks": layout.ranks, "distribution": "block"}),
             **arguments(cluster.sbatch_args),
         },
@@ -79,7 +79,7 @@ def submitit_parameters(site: Site, layout: Layout, name: str, comment: str) -> 
 
 
 def trial_parameters(site: Site, spec: TrialSpec, comment: str) -> dict[str, Any]:
-    """All of them, for one attempt."""
+    """All parameters of submitit's SlurmExecutor for one attempt."""
     layout = Layout.of(spec.plan.ranks, site.machine.ranks_per_node)
     return {
         **submitit_parameters(site, layout, job_name(spec), comment),
@@ -93,7 +93,7 @@ def job_name(spec: TrialSpec) -> str:
 
 
 def minutes(site: Site, limits: TimeLimits, steps_s: float | None) -> int:
-    """How long the job may take: less is started sooner, and too little would end a good trial."""
+    """The job's time limit: a shorter job starts sooner, but a limit too short would end a good trial."""
     if site.cluster.time_min is not None:
         return site.cluster.time_min
     run_s = limits.attempt_s
@@ -104,18 +104,18 @@ def minutes(site: Site, limits: TimeLimits, steps_s: float | None) -> int:
 
 
 def memory(site: Site, layout: Layout, host_bytes: int | None) -> str:
-    """Of a node, as Slurm writes it; 0 is all of it."""
+    """The memory to request on each node, as Slurm writes it; 0 means all of it."""
     cluster, has_bytes = site.cluster, site.machine.host_memory_bytes
     if cluster.memory_gib is not None:
         return f"{math.ceil(cluster.memory_gib * GIB / MIB)}M" if cluster.memory_gib else "0"
-    if cluster.exclusive or host_bytes is None:  # nobody else is there to use it
+    if cluster.exclusive or host_bytes is None:  # no other job uses it, or the need is unknown
         return "0"
     wanted = MEMORY_FACTOR * host_bytes + layout.tasks_per_node * MEMORY_BESIDE_BYTES
     return f"{math.ceil(min(wanted, has_bytes or wanted) / MIB)}M"
 
 
 def setup_lines(site: Site) -> list[str]:
-    """Shell lines before the ranks start: what they need to know, then the user's own."""
+    """Shell lines that run before the ranks start: variables for the ranks, then the user's own lines."""
     variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PORTS: site.cluster.ports}
     if site.cluster.interface:
         variables[INTERFACE] = site.cluster.interface
@@ -129,7 +129,7 @@ def setup_lines(site: Site) -> list[str]:
 
 
 def arguments(given: list[str]) -> Mapping[str, Any]:
-    """`--name=value` and `--name` as submitit takes them."""
+    """Convert `--name=value` and `--name` to submitit's form."""
     pairs = (argument.lstrip("-").partition("=") for argument in given)
     return {name: value if equals else True for name, equals, value in pairs}
 

@@ -1,4 +1,4 @@
-"""What Slurm's words mean to us: how a job ended, and why one waits."""
+"""Interpret Slurm's words: how a job ended, and why one waits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from sweeps.cluster.slurm.queries import JobFacts
 from train_entry.contract import FailureKind, SchedulerWord
 
-WARNED_S = 120.0  # before the end of its time, at most, a job hears that it is near
-TOLD_S = 60.0  # a job waits before a person hears why
+WARNED_S = 120.0  # Slurm warns a job at most this long before its time limit
+TOLD_S = 60.0  # a job waits this long before we tell a person why
 KINDS = {
     "BOOT_FAIL": FailureKind.NODE_LOST,
     "NODE_FAIL": FailureKind.NODE_LOST,
@@ -22,13 +22,13 @@ KINDS = {
     "CANCELLED": FailureKind.CANCELLED,
     "FAILED": FailureKind.CRASHED,
 }
-# Reasons that no other job's end removes, as squeue calls them, and what would.
+# squeue's reasons for a wait that does not end when other jobs end, and what would end it.
 ENDLESS = (
-    (r"Wall\w*PerJob|PartitionTimeLimit", "lower cluster.time_min (of a held allocation: cluster.hold_min)"),
-    (r"Nodes?PerJob|PartitionNodeLimit", "take fewer ranks, or cluster.nodes"),
-    (r"PerJob|PerNode", "it asks for more than a job may have: take fewer ranks, or less of cluster.*"),
-    (r"Minutes", "what the account was given is used up; cluster.account and cluster.qos choose another"),
-    (r"JobHeld|requeued held|user env", "`scontrol release JOB` lets it go on, or `scancel JOB` end it"),
+    (r"Wall\w*PerJob|PartitionTimeLimit", "lower cluster.time_min (for a held allocation: cluster.hold_min)"),
+    (r"Nodes?PerJob|PartitionNodeLimit", "use fewer ranks, or lower cluster.nodes"),
+    (r"PerJob|PerNode", "it asks for more than a job may have: use fewer ranks, or lower cluster.*"),
+    (r"Minutes", "the account's budget is used up; choose another by cluster.account or cluster.qos"),
+    (r"JobHeld|requeued held|user env", "`scontrol release JOB` lets it go on; `scancel JOB` ends it"),
     (r"BadConstraints", "no node has all it asks for: see cluster.constraint and cluster.gpu_type"),
     (r"Invalid(Account|QOS)|NotAllowed|AssocNot", "see cluster.account, cluster.qos, cluster.partition"),
     (r"NotAvail|DOWN|NodeDown|PartitionDown|Inactive", "nodes are down or reserved; `sinfo -R` says why"),
@@ -36,10 +36,10 @@ ENDLESS = (
 
 
 def scheduler_word(final: JobFacts, was_told: bool) -> SchedulerWord | None:
-    """What a job's end means to us; None: nothing that its files would not say better.
+    """Return what a job's end means to us; None if the job's files say it better.
 
-    `was_told`: its ranks ended in order, since a signal told them to. Slurm then calls the job COMPLETED,
-    where it had given it some grace before it would take its nodes.
+    `was_told`: its ranks ended in order because a signal told them to. Slurm calls such a job COMPLETED if it
+    gave the job a grace period before taking its nodes.
     """
     state = "OUT_OF_MEMORY" if final.ran_out_of_memory else final.state
     if state != "COMPLETED":
@@ -65,7 +65,7 @@ def _detail(final: JobFacts, kind: FailureKind) -> str:
     if kind is FailureKind.TIMED_OUT and final.limit_s is not None:
         return f"its limit was {final.limit_s // 60} minutes (cluster.time_min)"
     if kind is FailureKind.PREEMPTED:
-        return "its nodes were wanted by others"
+        return "Slurm took its nodes for other jobs"
     if kind is FailureKind.CRASHED:
         code = f" (exit code {final.exit_code})" if final.exit_code else ""
         return f"the end of submitit's log may say why{code}"
@@ -73,13 +73,13 @@ def _detail(final: JobFacts, kind: FailureKind) -> str:
 
 
 def remedy(reason: str) -> str:
-    """What ends a wait that no other job's end does; empty where waiting helps."""
+    """Advice on a wait that does not end when other jobs end; empty if waiting helps."""
     return next((words for pattern, words in ENDLESS if re.search(pattern, reason)), "")
 
 
 @dataclass
 class Waits:
-    """Tells a person why jobs wait, once: of a common reason once at all, of one that never ends for each."""
+    """Messages on why jobs wait: a passing reason once for all jobs, a lasting one once for each job."""
 
     say: Callable[[str], None]
     _told: set[tuple[str, str]] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Jobs on their way to Slurm, and told to end: submitit's sbatch, with patience, and scancel."""
+"""Submit jobs to Slurm, with retries, and cancel them: submitit's sbatch, and scancel."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from sweeps.cluster.node.environment import is_foreign
 from sweeps.cluster.slurm.queries import JobFacts, JobWatch, SlurmError, ask, said
 from sweeps.errors import SweepError
 
-RESEND_S = 15.0  # after sbatch has refused: too many jobs of this user, a controller that restarts
-REFUSED_S = 600.0  # and for so long
+RESEND_S = 15.0  # after sbatch has refused: this user has too many jobs, or the controller restarts
+REFUSED_S = 600.0  # of refusals before we give up
 CANCEL_S = 120.0  # for a cancelled job to be gone; Slurm itself waits KillWait, 30 s, before it kills
-ENDING_S = 10.0  # for one that is ending to be over: its ranks write how they ended, within seconds
-AGAIN_S = 15.0  # after a scancel that may not have been heard
-UNLISTED_S = 2.0  # after a scancel that was heard, for squeue to list a job that is still there
+ENDING_S = 10.0  # before an ending job counts as gone: its ranks write how they ended within seconds
+AGAIN_S = 15.0  # before repeating a scancel that Slurm may not have heard
+UNLISTED_S = 2.0  # after a scancel that Slurm heard, for squeue to list a job that is still there
 LOOK_S = 0.2
-# What scancel says of a job that it need not tell: over for long, or ending already.
+# scancel's complaint about a job that is long over, or already ending.
 PAST = re.compile(r"job id (\S+?):? (?:Invalid job id|Job/step already complet)")
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed by mypy
-    """submitit's, asked by us alone for the pace of submissions and the environment of sbatch.
+    """submitit's Slurm executor, with our own pace of submissions and our own environment for sbatch.
 
-    -P keeps a directory called `sweeps` in the user's working directory from being imported instead of ours.
+    -P keeps Python from importing a directory `sweeps` in the user's working directory instead of ours.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, python=f"{shlex.quote(sys.executable)} -P")
 
     def send(self, function: Callable[..., None], *arguments: str) -> str:
-        """Submit a job; returns its id. Raises SweepError with Slurm's words."""
+        """Submit a job and return its id. Raises SweepError with Slurm's words."""
         try:
             return str(self.submit(function, *arguments).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
@@ -47,11 +47,11 @@ class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
             raise SweepError(f"sbatch refused {name}: {_refusal(str(error))}") from error
 
     def script(self) -> str:
-        """What sbatch would be given."""
+        """The script that sbatch would be given."""
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def _throttle(self) -> None:
-        """submitit lets 5 jobs a second through; a controller takes some hundred, and the loop sends few."""
+        """Do not wait: submitit allows 5 jobs a second, a controller takes hundreds, and we send few."""
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         unset = [word for name in os.environ if is_foreign(name) for word in ("-u", name)]
@@ -59,17 +59,17 @@ class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
 
 
 def _refusal(text: str) -> str:
-    """Slurm's words within submitit's."""
+    """Extract Slurm's words from submitit's."""
     lines = [line for line in text.splitlines() if "error:" in line or "failure:" in line]
     return said("\n".join(lines)) or text.strip()
 
 
 @dataclass
 class Sending:
-    """A job that Slurm is to take: what it refuses for a while is sent again.
+    """A job on its way to Slurm: if Slurm refuses it for a while, it is sent again.
 
-    sbatch may fail though its job is there, where only the answer was lost. So nothing is sent again before
-    squeue has answered, and listed no such job.
+    sbatch may fail although its job exists, if only the answer was lost. So a job is sent again only after
+    squeue has answered and listed no such job.
     """
 
     send: Callable[[], str]
@@ -80,7 +80,7 @@ class Sending:
     refused_since: float | None = None
 
     def job_id(self) -> str | None:
-        """None: not yet. Raises SweepError with Slurm's words where it has refused for long."""
+        """Return the job's id; None: not yet. Raises SweepError with Slurm's words if it keeps refusing."""
         if self.refused_since is not None:
             if time.monotonic() - self.sent_at < RESEND_S:
                 return None
@@ -94,14 +94,14 @@ class Sending:
         except SweepError as error:
             if self.refused_since is None:
                 self.refused_since = self.sent_at
-                self.say(f"{error}; it is sent again for {REFUSED_S / 60:.0f} minutes")
+                self.say(f"{error}; trying again for {REFUSED_S / 60:.0f} minutes")
             if self.sent_at - self.refused_since > REFUSED_S:
                 raise
             return None
 
 
 def scancel(job_ids: Sequence[str]) -> tuple[set[str], str]:
-    """Tell jobs to end. Returns those that have ended before, and what it refused, or nothing."""
+    """Tell jobs to end. Return the jobs that had already ended, and Slurm's refusal, if any."""
     try:
         ask("scancel", *job_ids)
     except SlurmError as error:
@@ -111,9 +111,9 @@ def scancel(job_ids: Sequence[str]) -> tuple[set[str], str]:
 
 
 def cancel_jobs(job_ids: Sequence[str], watch: JobWatch) -> list[str]:
-    """End jobs, all of them at once, and wait until they are gone. A line for each that may not be.
+    """End jobs, all at once, and wait until they are gone. Return a line for each that may not be.
 
-    One that Slurm is ending is as good as gone after some seconds: an epilog may take minutes.
+    A job that Slurm is ending counts as gone after some seconds: an epilog may take minutes.
     """
     began, told_at, left, refusal = time.monotonic(), float("-inf"), set(job_ids), ""
     while left and time.monotonic() - began < CANCEL_S:
@@ -133,7 +133,7 @@ def cancel_jobs(job_ids: Sequence[str], watch: JobWatch) -> list[str]:
 
 
 def _is_gone(facts: JobFacts | None, may_be_ending: bool, was_heard: bool) -> bool:
-    """`was_heard`: scancel, before squeue was asked what there is."""
+    """True if the job is gone. `was_heard`: Slurm heard scancel before squeue last listed the jobs."""
     if facts is None:
         return was_heard
     return facts.is_over or (may_be_ending and facts.is_ending)

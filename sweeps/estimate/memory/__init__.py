@@ -1,1 +1,1 @@
-"""Memory of a plan before it runs: bytes by component, phase and pipeline stage. Pure."""
+"""Estimate the memory of a plan before it runs: bytes by component, phase and pipeline stage. Pure."""

@@ -1,11 +1,11 @@
-"""Memory by component: what a plan needs, where it peaks, and of what that peak is made. Pure."""
+"""A plan's memory by component, and its peak. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-# Which fitted factor scales a component (memory_fit.py); all others are counted exactly, from shapes.
+# The fitted factors that scale components (fitting.py); other components are counted exactly, from shapes.
 ACTIVATIONS = "activations"
 LOGITS = "logits"
 STEP = "optimizer_step"
@@ -13,16 +13,16 @@ STEP = "optimizer_step"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """One kind of tensors that a rank holds at a time."""
+    """One kind of tensors that a rank holds at the same time."""
 
     name: str
     bytes: int
-    factor: str = ""  # the fitted factor it is scaled by, if any
+    factor: str = ""  # the fitted factor that scales it, if any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseMemory:
-    """What a rank's device holds at the worst point of a phase."""
+    """Memory of a rank's device at the worst point of a phase."""
 
     phase: str
     components: tuple[Component, ...]
@@ -32,13 +32,13 @@ class PhaseMemory:
         return sum([component.bytes for component in self.components])
 
     def bytes_of(self, name: str) -> int:
-        """Of all components of that name; 0: there is none."""
+        """Total of all components of that name; 0 if there is none."""
         return sum(component.bytes for component in self.components if component.name == name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Phases of the fullest rank of one pipeline stage."""
+    """The phases of the fullest rank of one pipeline stage."""
 
     stage: int
     phases: tuple[PhaseMemory, ...]
@@ -50,14 +50,14 @@ class StageMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """All that a plan needs."""
+    """All memory that a plan needs."""
 
     stages: tuple[StageMemory, ...]
     context_bytes: int  # on the device, outside of torch's allocator: CUDA's context, kernels, NCCL's buffers
     host_bytes: int  # of all ranks of the fullest node
     nvme_bytes: int  # of all ranks of the fullest node
-    gaps: float = 1.0  # of the usual fragmentation
-    process_bytes: int = 0  # of host_bytes, what processes take that train nothing
+    gaps: float = 1.0  # relative to the usual fragmentation
+    process_bytes: int = 0  # the part of host_bytes that processes take before they train anything
 
     @property
     def fullest(self) -> StageMemory:
@@ -65,7 +65,7 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """Allocated on the fullest device, at its worst."""
+        """Bytes allocated on the fullest device at its peak."""
         return self.fullest.peak.total
 
 
@@ -73,20 +73,20 @@ NOTHING = Component(name="nothing", bytes=0)
 
 
 def scaled(name: str, count: float, factor: str = "") -> Component:
-    """A component of a computed size; one of none is the same whatever its name."""
+    """Return a component of a computed size, or NOTHING if it has no bytes."""
     if count < 1:
         return NOTHING
     return Component(name=name, bytes=int(count), factor=factor)
 
 
 def enlarged(one: PhaseMemory, ratio: float) -> PhaseMemory:
-    """With all components so many times as large."""
+    """Return the phase with all components scaled by `ratio`."""
     parts = [replace(part, bytes=int(part.bytes * ratio)) for part in one.components]
     return PhaseMemory(phase=one.phase, components=tuple([part for part in parts if part.bytes]))
 
 
 def phase(name: str, held: Iterable[Component], *more: Component) -> PhaseMemory:
-    """A phase: what is held all the time, and what only then. Empty components are left out."""
+    """Return a phase of what is held all the time and `more` held only then, without empty components."""
     return PhaseMemory(phase=name, components=tuple([part for part in (*held, *more) if part.bytes]))
 
 

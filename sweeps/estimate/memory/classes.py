@@ -1,4 +1,4 @@
-"""Kinds of plans whose memory follows rules of its own: where one is wrong, the others need not be. Pure."""
+"""Classes of plans by their memory rules: an error in the rules of one need not affect the others. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from train_entry.contract import Engine, Plan
 
 
 class PlanClass(StrEnum):
-    """The first that a plan belongs to, in this order."""
+    """A class of plans. In this order, a plan belongs to the first that matches."""
 
     PIPELINE = "pipeline"
     TENSOR = "tensor"
@@ -19,7 +19,7 @@ class PlanClass(StrEnum):
 
 
 def class_of(plan: Plan) -> PlanClass:
-    """Which rules a plan's memory follows."""
+    """Return the class whose rules a plan's memory follows."""
     belongs = {
         PlanClass.PIPELINE: plan.pipeline > 1,
         PlanClass.TENSOR: plan.tensor > 1,

@@ -1,12 +1,12 @@
-"""Estimates of memory corrected by what was measured. Pure.
+"""Fit the factors of the memory estimate to measurements. Pure.
 
-Least squares on relative errors, each factor drawn to its default as strongly as a prior says, so that few
-observations correct what they can see and leave the rest; large errors count linearly (Huber 1964), so one
-odd observation moves little. A plan that ran out of memory says that it needed more than its limit: it counts
-while the estimate says less. One that ran says that it fits.
+The fit is least squares on relative errors. A prior draws each factor to its default, so that few observations
+correct what they can see and leave the rest. Large errors count linearly (Huber 1964), so one outlier moves
+little. A plan that ran out of memory needed more than its limit: it counts as long as the estimate says less.
+A plan that ran fits.
 
-The factors are shared by all plans, so a kind of plans that is counted wrongly must not bend them:
-observations that they cannot explain together count less, and what is left goes to a ratio of that kind.
+All plans share the factors, so a class of plans that is counted wrongly must not bend them: observations that
+the factors cannot explain together count less, and the remaining error goes to a ratio of that class.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from train_entry.contract import GIB, ModelShape, Plan
 
 # Relative error of a measured peak that a good estimate leaves: rounding in torch's allocator, timing.
 NOISE = 0.015
-# A limit says less exactly what was needed: gaps between tensors differ from run to run.
+# A limit tells less exactly what was needed: gaps between tensors differ from run to run.
 LIMIT_NOISE = 0.03
-LARGE_ERROR = 0.05  # from here on errors count linearly
-# How far each factor is believed to be from its default, as a standard deviation, and its bounds.
+LARGE_ERROR = 0.05  # larger errors count linearly
+# The prior of each factor: standard deviation around its default, lowest and highest value.
 BELIEFS = {
     "activations": (0.10, 0.25, 4.0),
     "logits": (0.10, 0.25, 4.0),
@@ -38,29 +38,29 @@ BELIEFS = {
 }
 NAMES = tuple(BELIEFS)
 CONTEXT_BOUNDS = (0.25, 4.0)
-CONTEXT_WEIGHT = 1.0  # of the default, in observations
-SPREAD_WEIGHT = 4.0  # likewise
-NOISE_WEIGHT = 4.0  # of NOISE, likewise
-CLASS_WEIGHT = 1.0  # of a ratio of 1, likewise
-CLASS_ERROR = 0.35  # of a kind's ratio: one observation further off than 40% counts as if it were not
+CONTEXT_WEIGHT = 1.0  # weight of the default, in observations
+SPREAD_WEIGHT = 4.0  # weight of the default spread, in observations
+NOISE_WEIGHT = 4.0  # weight of NOISE, in observations
+CLASS_WEIGHT = 1.0  # weight of a ratio of 1, in observations
+CLASS_ERROR = 0.35  # cap of a residual in a class's ratio: an observation counts as at most about 40% off
 CLASS_BOUNDS = (0.5, 2.0)
 PASSES = 4
-OVER = 0.01  # a plan that ran out needed more than its limit: by this much
-GROWN = 1.01  # the least by which more noise asks for another pass
+OVER = 0.01  # a plan that ran out needed more than its limit by this share
+GROWN = 1.01  # the fit is repeated if its noise has grown by at least this factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryObservation:
-    """How much memory a trial took, or that it ran out of it."""
+    """The memory that a trial took, or the fact that it ran out of memory."""
 
     plan: Plan
     model: ModelShape
     hardware: Hardware
     is_oom: bool
-    peak_bytes: int | None  # allocated, of the fullest rank, over all phases; None for those that ran out
-    limit_bytes: int | None  # that torch could reserve; None: unknown
+    peak_bytes: int | None  # allocated on the fullest rank, over all phases; None if it ran out
+    limit_bytes: int | None  # what torch could reserve; None: unknown
     reserved_bytes: int | None = None
-    card_bytes: int | None = None  # in use on the card
+    card_bytes: int | None = None  # in use on the GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class _Row:
 
 
 def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors = COLD) -> MemoryFactors:
-    """Factors that explain the observations; without any, the prior itself."""
+    """Return the factors that explain the observations, or the prior if there are none."""
     rows = [_row(each) for each in observations if _is_usable(each)]
     if not rows:
         return prior
@@ -106,7 +106,7 @@ def fit_memory(observations: Sequence[MemoryObservation], prior: MemoryFactors =
 def _fitted(
     rows: Sequence[_Row], values: Sequence[float], start: Sequence[float], noise: float
 ) -> tuple[float, ...]:
-    """Return the best factors found from `values` on, if measured peaks have that much noise."""
+    """Return the best factors, searched from `values` on, if measured peaks have this noise."""
     unknowns = [
         Unknown(default=default, deviation=deviation, lowest=lowest, highest=highest)
         for default, (deviation, lowest, highest) in zip(start, BELIEFS.values(), strict=True)
@@ -120,24 +120,24 @@ def _fitted(
 
 
 def _noise_left(rows: list[_Row], values: tuple[float, ...]) -> float:
-    """Of measured peaks around what these factors make of them: much, where observations contradict."""
+    """Noise of measured peaks around the estimates with these factors: large if observations contradict."""
     squares = [_residual(row, values) ** 2 for row in rows if row.peak is not None]
     return math.sqrt((NOISE_WEIGHT * NOISE**2 + sum(squares)) / (NOISE_WEIGHT + len(squares)))
 
 
 def _residual(row: _Row, values: tuple[float, ...]) -> float:
-    """Logarithm of measured over estimated; of a plan that ran out, of its limit over what it must hold."""
+    """Logarithm of measured over estimated peak. For a plan that ran out: limit over what it must hold."""
     estimate = _peak(row, values)
     if row.peak is not None:
         return math.log(row.peak / estimate)
-    assert row.limit is not None, "one that ran out is of use with its limit only"
+    assert row.limit is not None, "a plan that ran out is usable only with its limit"
     return max(0.0, math.log((1 + OVER) * row.limit / (estimate * (1 + values[4] * row.gaps))))
 
 
 def _ratios(rows: list[_Row], values: tuple[float, ...]) -> dict[PlanClass, float]:
-    """Of measured over estimated by kind of plans, few observations nearer to 1.
+    """Return measured over estimated by class of plans, closer to 1 if there are few observations.
 
-    Where a kind has only run out, its plans need what those limits say, at least.
+    If all plans of a class ran out, they need at least what their limits say.
     """
     ratios = {}
     lowest, highest = CLASS_BOUNDS
@@ -189,9 +189,9 @@ def _errors(row: _Row, values: Sequence[float], noise: float) -> list[float]:
     errors = [] if row.peak is None else [(estimate / row.peak - 1) / noise]
     if row.limit is None:
         return errors
-    if row.peak is None:  # it ran out: an error as far as the estimate says that it fits
+    if row.peak is None:  # it ran out: the error is how far the estimate is below the limit
         return [*errors, min(0.0, estimate * loose / row.limit - 1) / LIMIT_NOISE]
-    # It ran: an error as far as there is more between tensors than there was room for.
+    # It ran: the error is how far peak and gaps together exceed the limit.
     return [*errors, max(0.0, row.peak * loose / row.limit - 1) / LIMIT_NOISE]
 
 
@@ -203,14 +203,14 @@ def _noises(row: _Row, noise: float) -> list[float]:
 def _spread(
     rows: list[_Row], values: tuple[float, ...], ratios: dict[PlanClass, float], prior: MemoryFactors
 ) -> float:
-    """Of measured over estimated, as a standard deviation of logarithms; few observations leave it be."""
+    """Standard deviation of log(measured / estimated); few observations leave it near the prior."""
     left = [_residual(row, values) - math.log(ratios[row.kind]) for row in rows if row.peak is not None]
     total = SPREAD_WEIGHT * prior.spread**2 + sum(each**2 for each in left)
     return math.sqrt(total / (SPREAD_WEIGHT + len(left)))
 
 
 def _context(observations: Sequence[MemoryObservation], prior: MemoryFactors) -> float:
-    """What a card held beyond torch's memory, over what was estimated."""
+    """Measured over estimated memory of a GPU outside of torch's allocator."""
     ratios = [
         (seen.card_bytes - seen.reserved_bytes) / expected
         for seen in observations

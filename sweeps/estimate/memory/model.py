@@ -1,10 +1,10 @@
-"""Memory of a plan: phase by phase, pipeline stage by pipeline stage. Pure.
+"""Estimate the memory of a plan by phase and pipeline stage. Pure.
 
 A rank's peak is the largest of its phases, never their sum: the loss with all activations, the backward pass
-with the first bucket, a bucket being reduced, gradients being converted, the optimizer's step. None of them
-falls with every ZeRO stage. The first step lacks the optimizer's moments until it ends, so it peaks no higher
-than later ones. Counted are tensors as torch's allocator gives them out; what cannot be used for want of a
-gap large enough (fragmentation) comes on top in `needed_bytes`.
+with the first bucket, the reduction of a bucket, the conversion of gradients, the optimizer's step. None of
+them falls with every ZeRO stage. The first step lacks the optimizer's moments until it ends, so it peaks no
+higher than later ones. The estimate counts tensors as torch's allocator hands them out; `needed_bytes` adds
+fragmentation, which is free memory in gaps that are too small.
 """
 
 from __future__ import annotations
@@ -35,39 +35,40 @@ from sweeps.estimate.memory.share import Share, shares
 from sweeps.estimate.memory.states import States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
 
-# Outside of torch's allocator, beside CUDA's context: kernels, loaded when first used, and NCCL's buffers,
-# the world's and those of each degree. One H200 that ran out of memory had 1.2 to 1.6 GiB there (its capacity
-# less what was free and what torch held); a second added 0.4.
+# Memory outside of torch's allocator, beside CUDA's context: kernels, which are loaded on first use, and NCCL's
+# buffers, for the world and for each degree. A single H200 that ran out of memory had 1.2 to 1.6 GiB there (its
+# capacity less what was free and what torch held); a second H200 added 0.4.
 KERNELS_BYTES = 600 * 2**20
 COMMUNICATOR_BYTES = 400 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryFactors:
-    """What measurements correct, none negative. The defaults are the estimate before any measurement."""
+    """Factors that measurements correct, none negative. The defaults hold before any measurement."""
 
-    activations: float = 1.0  # of what blocks keep
+    activations: float = 1.0  # scales what blocks keep
     logits: float = 1.0
-    optimizer_step: float = 1.0  # of what an update allocates for a while
+    optimizer_step: float = 1.0  # scales what an update allocates temporarily
     unseen_bytes: float = 0.0  # on every rank, in every phase
-    # Of allocated memory, what must be free beside it. Below a cap of 40 GiB torch ran out with up to 1.6 GiB
-    # of it neither allocated nor enough for what was asked, once with 3.7; the fullest that ran left 4.6.
+    # Memory that must be free besides the allocated memory, as a share of it. Under a cap of 40 GiB torch ran
+    # out with up to 1.6 GiB neither allocated nor enough for the request, once with 3.7; the fullest plan that
+    # ran left 4.6.
     fragmentation: float = 0.05
-    context: float = 1.0  # of what lies outside of torch's allocator
-    # What is left for a kind of plans once the factors above are set.
+    context: float = 1.0  # scales memory outside of torch's allocator
+    # The remaining ratio for each class of plans, once the factors above are set.
     by_class: tuple[tuple[PlanClass, float], ...] = ()
     spread: float = 0.03  # standard deviation of the logarithm of measured over estimated
     observations: int = 0
 
 
-PIPELINE_BUFFERS = 2  # at least, on each stage
+PIPELINE_BUFFERS = 2  # DeepSpeed gives each stage at least so many
 COLD = MemoryFactors()
-# Expandable segments grow where they are, so gaps are rare (PyTorch's notes on its CUDA allocator).
+# Expandable segments grow in place, so gaps are rare (PyTorch's notes on its CUDA allocator).
 EXPANDABLE_GAPS = 0.3
 
 
 def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: MemoryFactors = COLD) -> Memory:
-    """All memory that a plan needs: of its devices, the fullest node's host memory, and its disk."""
+    """Estimate all memory that a plan needs: of its devices, of the fullest node's host, and of its disk."""
     kept = saved(plan, model)
     ratio = dict(factors.by_class).get(class_of(plan), 1.0)
     stages = []
@@ -98,16 +99,16 @@ def memory_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: Memory
 
 
 def needed_bytes(memory: Memory, factors: MemoryFactors = COLD, quantile: float = 0.5) -> int:
-    """What torch's allocator must be able to hold, with this probability enough.
+    """Return the bytes that suffice for torch's allocator with this probability.
 
-    Compare with a per-process limit, which counts what torch reserves. A card must hold `card_bytes`.
+    Compare them with a per-process limit, which counts what torch reserves. A GPU must hold `card_bytes`.
     """
     margin = NormalDist(sigma=factors.spread).inv_cdf(quantile) if factors.spread > 0 else 0.0
     return int(memory.peak_bytes * (1 + factors.fragmentation * memory.gaps) * (1 + max(-0.9, margin)))
 
 
 def card_bytes(memory: Memory, factors: MemoryFactors = COLD, quantile: float = 0.5) -> int:
-    """What a card must hold: needed_bytes, and CUDA's context, kernels and NCCL's buffers beside them."""
+    """Return the bytes that a GPU must hold: needed_bytes + CUDA's context, kernels and NCCL's buffers."""
     return needed_bytes(memory, factors, quantile) + memory.context_bytes
 
 
@@ -120,7 +121,7 @@ def _context_bytes(plan: Plan, hardware: Hardware) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
-    """One rank's phases are made of these."""
+    """The inputs from which one rank's phases are built."""
 
     plan: Plan
     share: Share
@@ -131,7 +132,7 @@ class _Parts:
     factors: MemoryFactors
 
     def phases(self) -> Iterator[PhaseMemory]:
-        """All that may be the peak. A pipeline stage before the last computes no loss."""
+        """Yield every phase that may be the peak. Only the last pipeline stage computes a loss."""
         plan, share, held = self.plan, self.share, self.held
         base = self._base()
         yield self._start(base)
@@ -144,8 +145,8 @@ class _Parts:
         is_early = held.wrapper is Wrapper.ZERO12
         bucket = self._buckets() if is_early else NOTHING
         if share.has_head:
-            # ZeRO-1's buckets are released with the last micro-batch only (setup_buckets at the first one,
-            # _release_ipg_buffers where gradients are reduced); ZeRO-2's with each.
+            # ZeRO-1 releases its buckets only with the last micro-batch (setup_buckets at the first one,
+            # _release_ipg_buffers where gradients are reduced); ZeRO-2 with each.
             stays = [bucket] if plan.zero.stage == 1 and plan.grad_accum > 1 else []
             yield phase("loss", passing, between, *stays, *self._kept(1.0), self._logits())
         yield from self._backward(passing, between, bucket)
@@ -159,11 +160,13 @@ class _Parts:
     def _backward(
         self, passing: list[Component], between: Component, bucket: Component
     ) -> Iterator[PhaseMemory]:
-        """A micro-batch's last block, with gradients of earlier ones. With all of a step in flight at once
-        there are none of these yet: first come all activations, then gradients and one micro-batch less.
+        """Yield the backward pass of a micro-batch's last block, with the gradients of earlier micro-batches.
+
+        If all micro-batches of a step are in flight at once, there are no such gradients yet: the first phase
+        has all activations, the second has gradients and one micro-batch less.
         """
         in_flight, working = self.share.in_flight, self._working(at_head=True)
-        adds_nothing = self.held.wrapper is not Wrapper.BF16  # whose gradients stay from step to step
+        adds_nothing = self.held.wrapper is not Wrapper.BF16  # it keeps gradients from step to step
         if 1 < in_flight == self.plan.grad_accum and adds_nothing:
             yield phase("backward", passing, bucket, *self._kept(1.0), *working)
             in_flight -= 1
@@ -191,12 +194,12 @@ class _Parts:
         return self._buffer("buckets", buffers.buckets(self.plan, self.held, self.share))
 
     def _buffer(self, name: str, size: float) -> Component:
-        """A GPU gives out a buffer whole; on a CPU what is never written to is not resident."""
+        """Return a buffer: whole on a GPU; on a CPU, memory that is never written to is not resident."""
         written = self.share.parameters * max(self.held.wide, self.held.summed)
         return scaled(name, min(size, written) if self.hardware.is_cpu else size)
 
     def _start(self, base: list[Component]) -> PhaseMemory:
-        """Until the engine stands. The optimizer's moments come with the first step."""
+        """Return the start-up phase, until the engine is built. The first step creates the moments."""
         held, count = self.held, self.share.parameters
         fixed = [part for part in base if part.name in ("weights", "workspace", "process", "unseen")]
         match held.wrapper:
@@ -204,32 +207,32 @@ class _Parts:
                 return phase("start", fixed, scaled("gradients", held.gradients))
             case Wrapper.ZERO3:
                 # stage3.py, _create_fp32_partitions: each sub-group in fp32, and once more while it is
-                # cloned. A parameter is drawn in fp32 before it is cut up.
+                # cloned. A parameter is initialized in fp32 before it is sharded.
                 made = held.master + FP32_BYTES * max(held.group, self.share.largest_parameter)
                 return phase(
                     "start", fixed, scaled("second weights", held.second_weights), scaled("copies", made)
                 )
             case Wrapper.PLAIN | Wrapper.UNFUSED:
-                # unfused_optimizer.py steps once with gradients of zero, to make the moments.
+                # unfused_optimizer.py steps once with gradients of zero to create the moments.
                 first = held.moments + 2 * held.temporary
                 return phase("start", fixed, scaled("copies", held.master + first))
             case _:
-                # The model is made in fp32. stage_1_and_2.py flattens the weights, then takes the rank's
-                # part apart.
+                # The model is built in fp32. stage_1_and_2.py flattens the weights, then clones the rank's
+                # part and casts it to fp32.
                 wide = held.wide
                 made = max(count * (FP32_BYTES - wide), count * wide, held.part * (wide + FP32_BYTES))
                 return phase("start", fixed, scaled("copies", made))
 
     def _kept(self, left: float, in_flight: int | None = None) -> list[Component]:
-        """Activations when a share of the blocks is still to be gone through backward."""
+        """Return the activations when the backward pass still has this share of the blocks to go through."""
         plan, share, kept = self.plan, self.share, self.kept
         every, factor = plan.checkpoint_every, self.factors.activations
         recomputed = -(-share.blocks // every) if every else 0
         passes = (in_flight or share.in_flight) - 1 + left
         whole = (share.blocks - recomputed) * kept.block * passes
         outside = kept.outside if share.has_head and left == 1 else 0.0
-        # deepspeed/runtime/pipe/engine.py: each micro-batch's input, unless it is tokens, and output; one
-        # buffer to receive inputs in, and one for gradients.
+        # deepspeed/runtime/pipe/engine.py keeps each micro-batch's input, unless it is tokens, and output; one
+        # more buffer receives inputs, and one receives gradients.
         ends = (not share.has_embedding) + (not share.has_head)
         sent = ends * (share.in_flight + 1) * kept.hidden
         if share.has_head and plan.pipeline > 1:
@@ -241,20 +244,22 @@ class _Parts:
         ]
 
     def _kept_logits(self) -> float:
-        """As computed, until their buffer's next use: deepspeed/runtime/pipe/engine.py, which never lets go
-        of what the last stage put out. It has two buffers (runtime/pipe/schedule.py, num_pipe_buffers).
+        """Bytes of logits, as computed, that stay until their buffer's next use.
+
+        deepspeed/runtime/pipe/engine.py never frees the last stage's outputs. That stage has two buffers
+        (runtime/pipe/schedule.py, num_pipe_buffers).
         """
         plan = self.plan
         logits = plan.micro_batch * plan.seq_len * self.vocab * self.held.wide
         return min(PIPELINE_BUFFERS, plan.grad_accum) * logits
 
     def _working(self, at_head: bool) -> list[Component]:
-        """What going backward through the head, and then through a block, takes for itself."""
+        """Return the working memory of the backward pass through the head, and then through a block."""
         kept, share, factor = self.kept, self.share, self.factors.activations
         again = kept.block if self.plan.checkpoint_every else 0.0
         head = share.head_parameters * self.held.wide if at_head else 0.0
         working = max(head, (again + kept.backward) * factor)
-        gradient = kept.hidden * factor if share.has_head else 0.0  # else it lies where it was received
+        gradient = kept.hidden * factor if share.has_head else 0.0  # other stages have it in the receive buffer
         return [scaled("backward", gradient + working, ACTIVATIONS)]
 
     def _logits(self) -> Component:
@@ -264,9 +269,9 @@ class _Parts:
         return scaled("optimizer temporaries", count * self.factors.optimizer_step, STEP)
 
     def _reduction(self, passing: list[Component], bucket: Component) -> Iterator[PhaseMemory]:
-        """The first full bucket is reduced: while gradients still come, or, where that waits, after the last.
+        """Yield the reduction of the first full bucket: while gradients still come, or after the last one.
 
-        Gradients move into the bucket one by one and are then gone from where they were.
+        Gradients move into the bucket one by one, which frees the memory where they were.
         """
         plan, held, share = self.plan, self.held, self.share
         added = [
@@ -277,7 +282,7 @@ class _Parts:
         filled = min(float(plan.zero.reduce_bucket_size), share.parameters)
         waiting = held.between * (1 - filled / share.parameters if is_zero1 else 1)
         if held.wrapper in (Wrapper.PLAIN, Wrapper.UNFUSED, Wrapper.BF16):
-            # BF16_Optimizer has added the weights' own gradients to its flat ones by then.
+            # By then BF16_Optimizer has added the weights' own gradients to its flat ones.
             whole = share.parameters * held.wide if held.wrapper is Wrapper.BF16 else held.between
             yield phase("reduction", passing, scaled("accumulated gradients", whole), bucket, *added)
         elif is_zero1 and not plan.zero.overlap_comm:

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer states of one rank, as each of DeepSpeed's optimizers keeps them. Pure.
 
-Read in DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py, stage3.py, fp16/unfused_optimizer.py,
-bf16_optimizer.py and the choice among them in engine.py (_do_optimizer_sanity_check).
+Sources in DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py, stage3.py, fp16/unfused_optimizer.py,
+bf16_optimizer.py, and engine.py, which chooses among them (_do_optimizer_sanity_check).
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from sweeps.estimate.memory.allocator import allocated
 from sweeps.estimate.memory.share import Share
 from train_entry.contract import Engine, Offload, Plan, Precision
 
-# ZeRO paper (Rajbhandari et al. 2020), section 3.1: the optimizer's copy of the weights, and each moment.
+# ZeRO paper (Rajbhandari et al. 2020), section 3.1: bytes of the optimizer's copy of a weight, and of a moment.
 MASTER_BYTES = 4
 MOMENT_BYTES = 4
 
 
 class Wrapper(StrEnum):
-    """Who keeps the optimizer's states."""
+    """The class that keeps the optimizer's states."""
 
     DDP = "ddp"  # torch's DistributedDataParallel and optimizer, all in fp32
     PLAIN = "plain"  # DeepSpeed without ZeRO in fp32: torch's optimizer
     UNFUSED = "unfused"  # DeepSpeed without ZeRO in half precision: FP16_UnfusedOptimizer, tensor by tensor
-    BF16 = "bf16"  # BF16_Optimizer: accumulates a whole set of gradients, shards the rest
+    BF16 = "bf16"  # BF16_Optimizer: accumulates a full set of gradients, shards the rest
     ZERO12 = "zero12"  # DeepSpeedZeroOptimizer
     ZERO3 = "zero3"  # DeepSpeedZeroOptimizer_Stage3
 
 
-# Those whose states are tensors of their own, one for each parameter.
+# Wrappers with separate state tensors for each parameter.
 APART = (Wrapper.DDP, Wrapper.PLAIN, Wrapper.UNFUSED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class States:
-    """Bytes that stay where they are from step to step, and the counts others are made of."""
+    """Bytes that stay allocated from step to step, and the counts from which others are computed."""
 
     wrapper: Wrapper
     wide: int  # bytes of a weight
     summed: int  # bytes of an accumulated gradient
     part: float  # elements whose optimizer states the rank keeps
     group: float  # elements updated at once
-    on_device: float  # of `part`, those updated on the device
+    on_device: float  # those of `part` that are updated on the device
     weights: float  # on the device
     second_weights: float  # ZeRO++'s second copy
     master: float
     moments: float
     temporary: float  # one fp32 number for each weight that is updated at once
-    gradients: float  # allocated throughout
-    between: float  # gradients kept from one micro-batch to the next, where a step has several
+    gradients: float  # allocated all the time
+    between: float  # gradients kept from one micro-batch to the next, if a step has several
 
 
 def wrapper_of(plan: Plan) -> Wrapper:
-    """The class that DeepSpeed, or torch, takes for a plan."""
+    """Return the class that DeepSpeed, or torch, uses for a plan."""
     if plan.engine is Engine.DDP:
         return Wrapper.DDP
     if plan.zero.stage == 3:
@@ -72,19 +72,19 @@ def wrapper_of(plan: Plan) -> Wrapper:
 
 
 def moments_of(plan: Plan) -> int:
-    """Numbers that the optimizer keeps beside each weight."""
+    """Count of the numbers that the optimizer keeps beside each weight."""
     return 2 if plan.optimizer.name == "adamw" else int(plan.optimizer.momentum > 0)
 
 
 def summed_bytes(plan: Plan) -> int:
-    """Of an accumulated gradient."""
+    """Bytes of an element of an accumulated gradient."""
     if plan.engine is Engine.DDP or plan.grad_accum_dtype is Precision.FP32:
         return FP32_BYTES
     return element_bytes(plan)
 
 
 def states(plan: Plan, share: Share) -> States:
-    """What a rank keeps of its share, on the device."""
+    """Return what a rank keeps of its share on the device."""
     wrapper = wrapper_of(plan)
     count = share.parameters
     wide = FP32_BYTES if wrapper is Wrapper.DDP else element_bytes(plan)
@@ -116,12 +116,12 @@ def states(plan: Plan, share: Share) -> States:
 
 
 def sub_group(plan: Plan, part: float) -> float:
-    """Elements that stage 3 updates at once: its sub-groups close after the parameter that fills them."""
+    """Number of elements that stage 3 updates at once. A parameter that fills a sub-group closes it."""
     return min(float(plan.zero.sub_group_size), part)
 
 
 def _updated_on_device(plan: Plan, part: float, group: float) -> float:
-    """All, none, or with `ratio` the first sub-groups (stage3.py, subgroup_to_device)."""
+    """Number of elements: all, none, or with `ratio` the first sub-groups (stage3.py, subgroup_to_device)."""
     if plan.offload.optimizer is Offload.NONE:
         return part
     if plan.zero.stage < 3 or plan.offload.ratio >= 1 or not part:
@@ -130,23 +130,23 @@ def _updated_on_device(plan: Plan, part: float, group: float) -> float:
 
 
 def _gradients(plan: Plan, wrapper: Wrapper, share: Share, part: float) -> tuple[float, float]:
-    """Bytes allocated throughout, and bytes kept between micro-batches."""
+    """Return the bytes allocated all the time, and the bytes kept between micro-batches."""
     count, summed = share.parameters, summed_bytes(plan)
     offloaded = plan.offload.optimizer is not Offload.NONE
     match wrapper:
         case Wrapper.DDP:
-            # torch's Reducer copies gradients to buckets, or has them lie there from the start.
+            # torch's Reducer copies gradients to buckets, or keeps them there from the start.
             in_buckets = plan.ddp.gradient_as_bucket_view
             return FP32_BYTES * count, 0.0 if in_buckets else allocated(share.tensors, FP32_BYTES)
         case Wrapper.PLAIN | Wrapper.UNFUSED:
             return 0.0, allocated(share.tensors, element_bytes(plan))
         case Wrapper.BF16:
-            # fp32_groups_gradients_flat: whole on every rank. The weights' own gradients are zeroed for the
-            # next micro-batch, and kept (clear_lp_grads).
+            # fp32_groups_gradients_flat is whole on every rank. clear_lp_grads zeroes the weights' own
+            # gradients for the next micro-batch, but keeps their memory.
             return summed * count, element_bytes(plan) * count
         case Wrapper.ZERO3:
             return 0.0 if offloaded else summed * part, 0.0  # grad_partitions_flat_buffer
         case Wrapper.ZERO12 if plan.zero.stage == 1:
-            return 0.0, allocated(share.tensors, summed)  # whole: reduced at the last micro-batch only
+            return 0.0, allocated(share.tensors, summed)  # whole: reduced only at the last micro-batch
         case _:
             return 0.0, 0.0 if offloaded else summed * part

@@ -1,1 +1,1 @@
-"""Step time of a plan before it runs: seconds by part. Pure."""
+"""Estimate the step time of a plan before it runs: seconds by part. Pure."""

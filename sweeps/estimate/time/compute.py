@@ -1,7 +1,7 @@
-"""What the forward and backward pass of one micro-batch take: on the device, and on the host. Pure.
+"""Estimate the forward and backward pass of one micro-batch: time on the device, time on the host. Pure.
 
-On a GPU the host only queues kernels, and both go on side by side. For small micro-batches Python is the
-slower of the two: what then counts is the number of operations, whatever their size.
+On a GPU the host only queues kernels, and both work at the same time. With small micro-batches Python is the
+slower of the two; then the number of operations decides, whatever their size.
 """
 
 from __future__ import annotations
@@ -13,59 +13,60 @@ from sweeps.estimate import flops
 from sweeps.estimate.hardware import Hardware
 from train_entry.contract import Engine, ModelShape, Plan, Precision
 
-# Of the data sheet's FLOP/s. The best matrix product reaches 80% on an H100 or H200 (794 of 989 TFLOP/s,
-# "maximum achievable matmul FLOPS" of ml-engineering); in training shapes vary and the card is hot.
+# Share of the data sheet's FLOP/s that matrix products reach. The best one reaches 80% on an H100 or H200
+# (794 of 989 TFLOP/s, "maximum achievable matmul FLOPS" of ml-engineering); in training shapes vary and the
+# GPU is hot.
 MATMUL_SHARE = 0.66
-NARROW = 64  # a product this wide reaches half of that: a tile of tensor cores is 64 to 128 wide
-# FlashAttention-2, which torch's SDPA is: 230 of 312 TFLOP/s on an A100, 350 of 989 on an H100
+NARROW = 64  # a product of this width reaches half of that: a tile of tensor cores is 64 to 128 wide
+# FlashAttention-2, which torch's SDPA uses: 230 of 312 TFLOP/s on an A100, 350 of 989 on an H100
 # (FlashAttention-3 paper, abstract); its backward pass has 2.5 times the operations at four fifths the speed.
 ATTENTION_SHARE = 0.6
 ATTENTION_FLOPS_PER_S = 350e12
 ATTENTION_BACKWARD = 2.5 / 0.8
-MEMORY_SHARE = 0.8  # of the data sheet, for element-wise kernels; a plain copy reaches about 0.9
+MEMORY_SHARE = 0.8  # of the data sheet's rate, for element-wise kernels; a plain copy reaches about 0.9
 KERNEL_S = 4e-6  # a kernel's ramp-up and tail on the device, however small it is
-BACKWARD = 2  # kernels, and bytes of element-wise ones, of a backward pass over its forward one
+BACKWARD = 2  # backward over forward: matrix products, element-wise traffic, kernels
 # torch.compile fuses element-wise chains: read once, written once. Matrix products and attention stay.
 FUSED_SHARE = 0.35
 # Under autocast the residual stream is fp32, and every linear layer casts its input.
 AUTOCAST = 1.3
-# ... and its weights: read 4, write 2 bytes forward; gradients cast back and added up, 2 + 4 + 8 backward.
+# It also casts weights: reads 4 bytes, writes 2. Backward, gradients are cast back and added up: 2 + 4 + 8.
 AUTOCAST_FORWARD_BYTES = 6
 AUTOCAST_BACKWARD_BYTES = 14
 ACCUMULATE_BYTES = 6  # .grad += gradient in 16 bits
-# ZeRO-2 and 3 copy gradients into a bucket, average it, and add it to the rank's part.
+# ZeRO-2 and ZeRO-3 copy gradients into a bucket, average it, and add it to the rank's part.
 BUCKET_BYTES = 14
 
-# Python, the dispatcher and the driver, an operation: 31 to 41 ms for the 24 blocks of llama_1b3 (two H200s,
-# micro-batch 1, where the device waits). Other hosts are half to twice as fast.
+# Host time per operation: Python, dispatcher and driver. The 24 blocks of llama_1b3 took 31 to 41 ms (two
+# H200s, micro-batch 1, where the device waits for the host). Other hosts are half to twice as fast.
 OPERATION_S = 25e-6
-BACKWARD_HOST = 1.5  # over forward: autograd launches twice as many, from C++
-COMPILED_HOST = 0.35  # what is left of it under torch.compile
-# torch.utils.checkpoint saves and restores states of random number generators and autocast: 2.0 ms a block
-# forward instead of 1.4, and as much again when it recomputes (measured as above).
+BACKWARD_HOST = 1.5  # backward over forward: autograd launches twice as many operations, but from C++
+COMPILED_HOST = 0.35  # the share that is left under torch.compile
+# torch.utils.checkpoint saves and restores the states of random number generators and autocast: a block's
+# forward pass takes 2.0 ms instead of 1.4, and recomputation adds as much again (measured as above).
 CHECKPOINT_HOST_S = 0.6e-3
-AUTOCAST_HOST = 1.15  # casts are operations too
-OUTER_BLOCKS = 2  # embedding, last norm, head, loss, and the engine's own calls: as many as two blocks
-# AutoTP: two all-reduces a block, each through DeepSpeed's wrapper and an autograd function of its own.
+AUTOCAST_HOST = 1.15  # autocast adds cast operations
+OUTER_BLOCKS = 2  # embedding, last norm, head, loss and the engine's own calls cost as much as two blocks
+# AutoTP: two all-reduces per block, each through DeepSpeed's wrapper and its own autograd function.
 REDUCED_HOST_S = 0.7e-3
-# ZeRO's Python, a block of seven linear layers and two norms, measured as above. Stages 2 and 3 handle each
-# gradient in a hook; stage 1 does so in a step's last micro-batch only. Stage 3 also fetches and releases in
-# hooks before and after each module.
+# ZeRO's Python per block (seven linear layers, two norms), measured as above. Stages 2 and 3 handle each
+# gradient in a hook; stage 1 does so only in the last micro-batch of a step. Stage 3 also fetches and
+# releases weights in hooks before and after each module.
 BUCKET_HOST_S = 1.8e-3
-GATHER_HOST_S = 6.0e-3  # forward, and as much backward
-GATHER_AGAIN_HOST = 0.5  # of it, to recompute: what is gathered then is there for the backward pass
-GATHER_PEERS_HOST = 1.25  # with real peers: collectives are queued too
+GATHER_HOST_S = 6.0e-3  # forward, and as much again backward
+GATHER_AGAIN_HOST = 0.5  # share of it for recomputation, whose weights are then there for the backward pass
+GATHER_PEERS_HOST = 1.25  # factor with more than one data rank: collectives are queued too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Seconds for one micro-batch on the rank that has most to do."""
+    """Seconds for one micro-batch on the rank that has the most to do."""
 
     forward_s: float
     backward_s: float
     recompute_s: float
-    launch_s: float  # the host's part: model and autograd
-    hooks_s: float  # the host's part: stage 3's Python
+    launch_s: float  # on the host: model and autograd
+    hooks_s: float  # on the host: stage 3's Python
 
 
 def micro_batch_of(plan: Plan, model: ModelShape, hardware: Hardware) -> MicroBatch:
@@ -107,7 +108,7 @@ def _block_forward_s(plan: Plan, model: ModelShape, hardware: Hardware) -> _Bloc
 
 
 def _head_s(plan: Plan, model: ModelShape, hardware: Hardware, factor: int) -> float:
-    """Logits and loss; AutoTP leaves them whole on every rank."""
+    """Seconds for logits and loss; AutoTP leaves them whole on every rank."""
     tokens = plan.micro_batch * plan.seq_len
     logit_bytes = flops.LOGIT_FORWARD_BYTES if factor == 1 else flops.LOGIT_BACKWARD_BYTES
     traffic = tokens * model.vocab * logit_bytes * _fused(plan)
@@ -117,7 +118,7 @@ def _head_s(plan: Plan, model: ModelShape, hardware: Hardware, factor: int) -> f
 
 
 def _weight_traffic_s(plan: Plan, model: ModelShape, hardware: Hardware) -> tuple[float, float]:
-    """Casting weights forward; adding gradients up backward."""
+    """Return the seconds for casting weights forward, and for adding up gradients backward."""
     rate = hardware.memory_bytes_per_s * MEMORY_SHARE
     held = model.parameters / (plan.tensor * plan.pipeline)
     scale = flops.element_scale(plan.precision)
@@ -140,7 +141,7 @@ def _launch_s(plan: Plan, model: ModelShape, blocks: int, recomputed: int) -> fl
 
 
 def _bucket_host_s(plan: Plan) -> float:
-    """Of one block and micro-batch, on average over a step."""
+    """Seconds of the host for one block and micro-batch, averaged over a step."""
     if plan.zero.stage == 0:
         return 0.0
     return BUCKET_HOST_S if plan.zero.stage >= 2 else BUCKET_HOST_S / plan.grad_accum
@@ -159,8 +160,10 @@ def _matmul_rate(plan: Plan, model: ModelShape, hardware: Hardware) -> float:
 
 
 def _compiles(plan: Plan) -> bool:
-    """Stage 3's hooks break the graph around every module: nothing is left to fuse (llama_160m on two H200s:
-    65.5 thousand tokens/s as written, 63.3 compiled).
+    """True if compiling has an effect.
+
+    Stage 3's hooks break the graph around every module, so nothing is left to fuse (llama_160m on two H200s:
+    65.5 thousand tokens/s eager, 63.3 compiled).
     """
     return plan.compile and plan.zero.stage != 3
 

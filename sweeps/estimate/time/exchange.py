@@ -1,7 +1,7 @@
-"""What ranks that see different samples exchange, by strategy, as DeepSpeed 0.19 and torch do it. Pure.
+"""Estimate the exchange between data-parallel ranks, by strategy, as DeepSpeed 0.19 and torch do it. Pure.
 
-Read in DeepSpeed's runtime/engine.py (allreduce_gradients), zero/stage_1_and_2.py (average_tensor,
-process_gradients) and zero/stage3.py; sizes are of one rank's part of the model, before sharding.
+Sources: DeepSpeed's runtime/engine.py (allreduce_gradients), zero/stage_1_and_2.py (average_tensor,
+process_gradients) and zero/stage3.py. Sizes are those of one rank's part of the model, before sharding.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from train_entry.contract import MIB, Engine, ModelShape, Offload, Plan, Precisi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """Seconds on the wires, and what of them may go on beside computing."""
+    """Seconds of communication, and which of them may overlap with computing."""
 
-    reductions: int  # of gradients, a step: at its end, or after every micro-batch
-    reduce_s: float  # one of them
-    tail_s: float  # of one of them: its last bucket, which no computing is left to hide
+    reductions: int  # of gradients, per step: one at its end, or one after every micro-batch
+    reduce_s: float  # for one reduction
+    tail_s: float  # the part of reduce_s for the last bucket, which no computing is left to hide
     reduce_overlaps: bool
-    gather_s: float  # of weights, a micro-batch: stage 3
+    gather_s: float  # for gathering weights, per micro-batch: stage 3
     gather_overlaps: bool
-    update_s: float  # of updated weights, a step: stages 1 and 2. Nothing hides it
+    update_s: float  # for gathering updated weights, per step: stages 1 and 2. Nothing hides it
 
 
 ALONE = Exchange(
@@ -58,16 +58,16 @@ def exchange_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Exchange:
 
 
 def held_parameters(plan: Plan, model: ModelShape) -> float:
-    """Parameters of one rank's part of the model; AutoTP splits blocks only."""
+    """Number of parameters in one rank's part of the model; AutoTP splits only the blocks."""
     blocks = flops.block_parameters(model) * model.layers / plan.tensor
     return (blocks + flops.embedding_parameters(model)) / plan.pipeline
 
 
 def gathers(plan: Plan, model: ModelShape) -> float:
-    """How often stage 3 gathers a parameter in a micro-batch: forward, backward, and when it recomputes.
+    """Return how often stage 3 gathers a parameter per micro-batch: forward, backward, and for recomputation.
 
-    Not what is needed again within `max_reuse_distance` parameters, which is kept: what comes late in the
-    forward pass, and a recomputed block until its own backward pass (partitioned_param_coordinator.py,
+    It keeps parameters that are needed again within `max_reuse_distance` parameters: those at the end of the
+    forward pass, and a recomputed block's until its own backward pass (partitioned_param_coordinator.py,
     __params_to_release).
     """
     reuse = plan.zero.max_reuse_distance
@@ -99,20 +99,20 @@ def _gather_s(plan: Plan, model: ModelShape, hardware: Hardware) -> float:
     group = data_group(plan, hardware)
     if plan.zero.hpz_partition_size == 1:
         return gathers(plan, model) * group.all_gather_s(size)
-    # ZeRO++: forward from all ranks, from then on among those with a second copy.
+    # ZeRO++: the forward pass gathers from all ranks, later gathers from those that share a second copy.
     again = (gathers(plan, model) - 1) * secondary_group(plan, hardware).all_gather_s(size)
     return group.all_gather_s(size) + again
 
 
 def _gathered_parameters(plan: Plan, model: ModelShape) -> float:
-    """Without those that are too small to be cut up: they stay whole on every rank."""
+    """Number of parameters to gather: none if all are small enough to stay whole on every rank."""
     if model.largest_parameter <= plan.zero.param_persistence_threshold:
         return 0.0
     return held_parameters(plan, model)
 
 
 def _reduce_overlaps(plan: Plan) -> bool:
-    """DDP always; ZeRO with overlap_comm. Stage 0 reduces when the last backward pass is over."""
+    """True for DDP, and for ZeRO with overlap_comm. Stage 0 reduces after the last backward pass."""
     return plan.engine is Engine.DDP or (plan.zero.stage > 0 and plan.zero.overlap_comm)
 
 
@@ -123,8 +123,10 @@ def _bucket_elements(plan: Plan) -> float:
 
 
 def _gradient_bytes(plan: Plan) -> int:
-    """Of an element on the wire. DDP's masters are fp32, and so are their gradients; BF16_Optimizer, which
-    stage 1 becomes when it adds bf16 gradients up in fp32, reduces those sums.
+    """Bytes of a gradient element in communication.
+
+    DDP's weights are fp32, and so are their gradients. Stage 1 that accumulates bf16 gradients in fp32 uses
+    BF16_Optimizer, which reduces the fp32 sums.
     """
     if plan.engine is Engine.DDP:
         return 4

@@ -1,7 +1,7 @@
-"""What finished trials teach of time: factors for this model on this machine, and how sure they are. Pure.
+"""Fit the factors of step time on this machine, and their uncertainty, to finished trials. Pure.
 
-A few factors, each with a meaning, and each held near 1 until measurements speak against it: so one trial
-helps, eight help more, and a trial that was disturbed does no harm.
+There are a few factors, each with a meaning, and each stays near 1 until measurements contradict it. So one
+trial helps, eight help more, and a trial that was disturbed does no harm.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sweeps.estimate.robust import Unknown, robust_fit
 from sweeps.estimate.time.step import COLD, StepTime, TimeFactors, assemble, work_of
 from train_entry.contract import ModelShape, Plan
 
-# How far off a factor may well be before anything was measured: standard deviations of its logarithm. Cards
-# of one data sheet differ little; hosts, their wires and disks differ much.
+# Doubt in each factor before anything is measured: the standard deviation of its logarithm. GPUs of one data
+# sheet differ little; hosts, links and disks differ much.
 DOUBT = {
     "compute": 0.25,
     "launch": 0.4,
@@ -26,24 +26,24 @@ DOUBT = {
     "offload": 0.5,
     "update": 0.3,
 }
-# What a trial's step time scatters by, and what such a model leaves out: logarithm again. Where the device
-# waits for the host, whose other work disturbs it, steps of one trial differ by 10 to 25%; else by 1%
-# (llama_1b3 on two H200s).
+# Scatter of a trial's step time, and error of the time model: the standard deviation of the logarithm. If
+# the device waits for the host, whose other work disturbs it, steps of one trial differ by 10 to 25%; else by
+# 1% (llama_1b3 on two H200s).
 NOISE = 0.04
 HOST_NOISE = 0.12
-TRUSTED = 1.5  # deviations up to so many times that count fully, larger ones less and less (Huber)
-LARGEST = 2.5  # of a factor's logarithm: it ends within twelve times and a twelfth of its default
+TRUSTED = 1.5  # errors up to so many deviations count fully, larger ones less and less (Huber)
+LARGEST = 2.5  # of a factor's logarithm: it stays within twelve times and a twelfth of its default
 
-# Spread of what is measured around what is estimated, for a device that never waits: after many trials, and
-# what is added to it before the first.
+# Spread of measured around estimated step times, for a device that never waits: after many trials, and what
+# is added to that before the first.
 FITTED_SPREAD = 0.06
 COLD_SPREAD = 0.19
-SPREAD_WEIGHT = 4  # so many trials' worth of belief in the above
+SPREAD_WEIGHT = 4  # weight of these two, in trials
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeObservation:
-    """A finished trial: what was planned, where, and the seconds a step took."""
+    """A finished trial: its plan, model and hardware, and the seconds per step."""
 
     plan: Plan
     model: ModelShape
@@ -52,7 +52,7 @@ class TimeObservation:
 
 
 def fit_time(observations: Sequence[TimeObservation], start: TimeFactors = COLD) -> TimeFactors:
-    """Factors under which these trials take what they took, as far as doubt allows; `start` without any."""
+    """Return the factors that best explain these step times, held near `start`; `start` if there are none."""
     usable = [seen for seen in observations if 0 < seen.step_s < math.inf]
     if not usable:
         return start
@@ -75,12 +75,12 @@ def fit_time(observations: Sequence[TimeObservation], start: TimeFactors = COLD)
 
 
 def noise_of(step: StepTime) -> float:
-    """Standard deviation of the logarithm of a step's time, from trial to trial of one plan."""
+    """Standard deviation of the logarithm of a step's time, between trials of one plan."""
     return math.hypot(NOISE, HOST_NOISE * step.waiting_s / step.step_s)
 
 
 def quantile_s(step: StepTime, share: float, factors: TimeFactors = COLD) -> float:
-    """Seconds that a step stays below in this share of cases."""
+    """Return the seconds below which a step stays in this share of cases."""
     return step.step_s * math.exp(NormalDist().inv_cdf(share) * factors.spread * noise_of(step) / NOISE)
 
 
@@ -93,7 +93,7 @@ def _moved(start: TimeFactors, names: Sequence[str], change: Sequence[float]) ->
 
 
 def _spread(scores: Sequence[float]) -> float:
-    """Of the next trial, from what is left of these: few of them say little, since they were fitted."""
+    """Return the spread expected of the next trial. Few errors say little, since the factors fit them."""
     count = len(scores)
     expected = FITTED_SPREAD + COLD_SPREAD / (1 + count)
     squares = sum((NOISE * score) ** 2 for score in scores)

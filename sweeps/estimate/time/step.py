@@ -1,7 +1,7 @@
-"""How long an optimizer step of a plan takes, part by part, before it has run. Pure.
+"""Estimate the time of a plan's optimizer step, part by part, before it has run. Pure.
 
-`work_of` counts what there is to do, in seconds as the constants say; `assemble` scales that by factors of
-the machine and model at hand (`time_fit` learns them from finished trials) and puts the parts together.
+`work_of` computes the seconds of the work from the constants. `assemble` scales them by factors of this
+machine and model (`fitting` learns these from finished trials) and combines the parts.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from sweeps.estimate.time.exchange import Exchange, exchange_of
 from sweeps.estimate.time.update import Update, update_of
 from train_entry.contract import ModelShape, Plan
 
-# Of a pass, the share that can hide what is exchanged beside it: the rest has run before the first bucket.
+# Share of a pass that can hide communication: the rest has run before the first bucket is full.
 OVERLAP = 0.9
-# Device and host work side by side, and now and then one waits for the other: (a^10 + b^10)^(1/10) lies 7%
-# above the larger where both take equally long, and 1% where one takes two thirds of the other's time. CUDA
-# queues about a thousand kernels, so that short delays pass unnoticed.
+# Device and host work at the same time, and now and then one waits for the other: (a^10 + b^10)^(1/10) is 7%
+# more than the larger if both take equally long, and 1% more if one takes four fifths of the other's time.
+# CUDA queues about a thousand kernels, so short delays go unnoticed.
 SIDE_BY_SIDE = 10
-MICRO_BATCH_HOST_S = 1e-3  # the loader, and the engine's calls around forward, backward and step
+MICRO_BATCH_HOST_S = 1e-3  # the data loader, and the engine's calls around forward, backward and step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeFactors:
-    """What parts take over what the constants say: 1 is as expected, 2 twice as long."""
+    """Time of each part relative to the constants: 1 is as expected, 2 twice as long."""
 
-    compute: float = 1.0  # kernels of the passes
-    launch: float = 1.0  # the host: Python and dispatch
-    hooks: float = 1.0  # stage 3's Python, beyond what `launch` says of the host
+    compute: float = 1.0  # kernels of forward and backward passes
+    launch: float = 1.0  # the host: Python and dispatch, and a step's fixed part
+    hooks: float = 1.0  # stage 3's Python, on top of `launch`
     communication: float = 1.0
     offload: float = 1.0
-    update: float = 1.0  # the optimizer on the device, and a step's fixed part
+    update: float = 1.0  # the optimizer on the device
     spread: float = 0.25  # standard deviation of the logarithm of measured over estimated time
 
     @property
@@ -48,26 +48,26 @@ COLD = TimeFactors()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step by what they are spent on; they sum to `step_s`."""
+    """Seconds of one optimizer step by part; they sum to `step_s`."""
 
-    tokens: int  # a step, over all ranks
+    tokens: int  # per step, over all ranks
     ranks: int
     forward_s: float
     backward_s: float
     recompute_s: float
     tensor_s: float  # tensor-parallel all-reduces
-    reduce_s: float  # gradients, where no computing hides it
-    gather_s: float  # weights, where no computing hides it
-    waiting_s: float  # the device waits for the host to launch
+    reduce_s: float  # gradients and updated weights, as far as no computing hides it
+    gather_s: float  # weights in stage 3, as far as no computing hides it
+    waiting_s: float  # the device waits for the host to launch kernels
     bubble_s: float  # pipeline stages wait for the first and the last micro-batch
     send_s: float  # activations between pipeline stages
     offload_s: float  # copies, the optimizer on the CPU, the disk
     update_s: float  # the optimizer on the device
-    fixed_s: float  # a step's own Python
+    fixed_s: float  # Python that runs once per step
 
     @property
     def parts(self) -> dict[str, float]:
-        """Name without unit to seconds."""
+        """The seconds of each part by its name without the unit."""
         return {
             field.name.removesuffix("_s"): getattr(self, field.name)
             for field in fields(self)
@@ -91,7 +91,7 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a plan has to do, before any factor."""
+    """The work of a plan, before any factor is applied."""
 
     tokens: int
     ranks: int
@@ -99,14 +99,14 @@ class Work:
     pipeline: int
     is_cpu: bool
     passes: MicroBatch
-    tensor_s: float  # a micro-batch
-    send_s: float  # a micro-batch
+    tensor_s: float  # per micro-batch
+    send_s: float  # per micro-batch
     exchange: Exchange
     update: Update
 
 
 def time_of(plan: Plan, model: ModelShape, hardware: Hardware, factors: TimeFactors = COLD) -> StepTime:
-    """What one optimizer step takes."""
+    """Estimate the time of one optimizer step."""
     return assemble(work_of(plan, model, hardware), factors)
 
 
@@ -126,7 +126,7 @@ def work_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Work:
 
 
 def assemble(work: Work, factors: TimeFactors) -> StepTime:
-    """Parts of a step. Of m micro-batches through p stages, a stage waits p - 1 (1F1B as GPipe)."""
+    """Combine the parts of a step. Each of p pipeline stages waits for p - 1 micro-batches (1F1B, GPipe)."""
     passes, exchange, many = work.passes, work.exchange, work.micro_batches
     computing_s = factors.compute * (passes.forward_s + passes.backward_s + passes.recompute_s)
     tensor_s = factors.communication * work.tensor_s
@@ -158,7 +158,7 @@ def assemble(work: Work, factors: TimeFactors) -> StepTime:
 
 
 def _reduce_s(work: Work, factors: TimeFactors, window_s: float) -> float:
-    """Of one reduction, what the backward pass does not hide."""
+    """Seconds of one reduction that the backward pass does not hide."""
     passes, exchange = work.passes, work.exchange
     backward = passes.backward_s + passes.recompute_s
     share = backward / (backward + passes.forward_s)
@@ -175,7 +175,7 @@ def _exposed(whole_s: float, tail_s: float, window_s: float, overlaps: bool) -> 
 
 
 def _beside(device_s: float, host_s: float, is_cpu: bool) -> float:
-    """A GPU works while the host launches; a CPU does one after the other."""
+    """Combine both times: a GPU works while the host launches, a CPU does one after the other."""
     if is_cpu:
         return device_s + host_s
     larger = max(device_s, host_s)
@@ -185,7 +185,7 @@ def _beside(device_s: float, host_s: float, is_cpu: bool) -> float:
 
 
 def _tensor_s(plan: Plan, model: ModelShape, hardware: Hardware) -> float:
-    """Two all-reduces a block forward, two backward, two more when it is recomputed. Nothing hides them."""
+    """Seconds of all-reduces: two per block forward, two backward, two if recomputed. Nothing hides them."""
     if plan.tensor == 1:
         return 0.0
     passes = 2.0 + (1 / plan.checkpoint_every if plan.checkpoint_every else 0)
@@ -194,5 +194,5 @@ def _tensor_s(plan: Plan, model: ModelShape, hardware: Hardware) -> float:
 
 
 def _activation_bytes(plan: Plan, model: ModelShape) -> float:
-    """Between two blocks, a micro-batch."""
+    """Bytes between two blocks, for one micro-batch."""
     return plan.micro_batch * plan.seq_len * model.hidden * flops.element_bytes(plan.precision)

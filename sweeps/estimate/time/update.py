@@ -1,4 +1,4 @@
-"""What the optimizer's step takes, on the device or beside it: offload to host memory and to disk. Pure."""
+"""Estimate the time of the optimizer's update: on the device, or offloaded to host memory and disk. Pure."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from sweeps.estimate.hardware import Hardware
 from sweeps.estimate.time.exchange import gathers, held_parameters
 from train_entry.contract import Engine, ModelShape, Offload, Plan, Precision
 
-# Bytes a parameter that a step reads and writes on the device, in fp32, one operation after the other:
+# Bytes per parameter that an update reads and writes on the device, in fp32, one operation after the other:
 # torch's multi-tensor AdamW decays (8), updates two moments (12 + 8 + 12), takes the root, divides and adds
-# epsilon (8 + 8 + 8), and applies it (16). Fused it reads four numbers and writes three.
+# epsilon (8 + 8 + 8), and applies the update (16). The fused kernel reads four numbers and writes three.
 ADAMW_BYTES = 80
 SGD_BYTES = 40  # decay into the gradient, momentum, parameter
 FUSED_BYTES = 28
-# DeepSpeed around it: norms in double precision (18), a look for infinities (10), gradients flattened, cast
-# to fp32 and clipped (4 + 6 + 8), weights cast back (6), gradients cleared (2).
+# DeepSpeed adds norms in double precision (18), a check for infinities (10), gradients flattened, cast to
+# fp32 and clipped (4 + 6 + 8), weights cast back (6), gradients cleared (2).
 WRAPPER_BYTES = 54
 DDP_CLIP_BYTES = 12  # norm and scaling of fp32 gradients
-# Kernels over lists of tensors reach less of the memory's speed than over one: 49 ms per 1e9 parameters on an
-# H200 were more than twice what the bytes above say at full speed.
+# Kernels over lists of tensors reach less of the memory's rate than kernels over one tensor: 49 ms per 1e9
+# parameters on an H200 were more than twice the time that the bytes above take at full rate.
 UPDATE_SHARE = 0.6
-# Host: DeepSpeed takes norms parameter by parameter, nine of them a block: 13 ms for 24 blocks (two H200s).
+# On the host DeepSpeed computes norms per parameter, nine in a block: 13 ms for 24 blocks (two H200s).
 ZERO_BLOCK_HOST_S = 0.5e-3
 DDP_BLOCK_HOST_S = 0.1e-3
 STEP_HOST_S = 2e-3
 
-# On the CPU: DeepSpeedCPUAdam reads four numbers and writes three (28), clips (8), and casts weights (6).
+# DeepSpeedCPUAdam, per parameter: reads four numbers and writes three (28), clips (8), casts weights (6).
 CPU_ADAM_BYTES = 42
-# Of the host's memory bandwidth: 1.35e9 parameters took 480 ms on 16 cores of a two-socket server.
+# Its share of the host's memory bandwidth: 1.35e9 parameters took 480 ms on 16 cores of a two-socket server.
 CPU_ADAM_SHARE = 0.4
-# Gradients go to the host tensor by tensor, on the stream that computes: 36 to 45 GB/s of 55 on an H200.
+# Gradients go to the host tensor by tensor, on the compute stream: at 36 to 45 GB/s of 55 on an H200.
 PIECES_SHARE = 0.67
-# From or to memory that is not page-locked the driver copies twice: 3 to 6 GB/s are common; zero2_offload of
-# llama_160m lost 190 ms a step to it (two H200s).
+# From or to memory that is not page-locked the driver copies twice: 3 to 6 GB/s are common. zero2_offload of
+# llama_160m lost 190 ms per step to this (two H200s).
 PAGEABLE_BYTES_PER_S = 4.5e9
-# An NVMe step reads master weights, two moments and gradients (16), and writes them back, as they came.
+# An update on NVMe reads master weights, two moments and gradients (16), and writes as many bytes back.
 NVME_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Seconds a step."""
+    """Seconds of the update, per step."""
 
     device_s: float  # the optimizer on the device
-    streamed_s: float  # copies between device and host that are queued like kernels, while passes go on
-    offload_s: float  # the optimizer on the CPU, the disk, and copies that all wait for
-    host_s: float  # Python: parameter by parameter
+    streamed_s: float  # copies between device and host that are queued like kernels, during the passes
+    offload_s: float  # the optimizer on the CPU, the disk, and copies for which everything waits
+    host_s: float  # Python, parameter by parameter
 
 
 def update_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Update:
@@ -58,7 +58,7 @@ def update_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Update:
     per_block = DDP_BLOCK_HOST_S if plan.engine is Engine.DDP else ZERO_BLOCK_HOST_S
     rate = hardware.memory_bytes_per_s * UPDATE_SHARE
     copies_s = 0.0 if hardware.is_cpu else _copies_s(plan, model, hardware, part)
-    is_queued = plan.offload.pin_memory  # CUDA copies from and to other memory while the host waits
+    is_queued = plan.offload.pin_memory  # the host waits while CUDA copies other memory
     offload_s = _optimizer_offload_s(plan, hardware, part, on_cpu) + _disk_s(plan, model, hardware, part)
     return Update(
         device_s=part * (1 - on_cpu) * _update_bytes(plan) / rate,
@@ -77,8 +77,10 @@ def _update_bytes(plan: Plan) -> int:
 
 
 def _cpu_share(plan: Plan, part: float) -> float:
-    """Of the parameters that a rank updates. `ratio` leaves the first sub-groups on the device, rounded down:
-    with one sub-group, none (stage3.py, _create_fp16_partitions_with_defragmentation).
+    """Share of a rank's parameters that the CPU updates.
+
+    `ratio` leaves the first sub-groups on the device, rounded down: none if there is only one sub-group
+    (stage3.py, _create_fp16_partitions_with_defragmentation).
     """
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
@@ -89,7 +91,7 @@ def _cpu_share(plan: Plan, part: float) -> float:
 
 
 def _copies_s(plan: Plan, model: ModelShape, hardware: Hardware, part: float) -> float:
-    """Gradients to the host as they come, weights to the device for every gathering."""
+    """Seconds to copy gradients to the host as they come, and weights to the device for every gathering."""
     rate = _copy_rate(plan, hardware)
     narrow = part * flops.element_bytes(plan.precision)
     gradients = 0.0 if plan.offload.optimizer is Offload.NONE else _gradient_trips(plan) * narrow + part * 4
@@ -98,8 +100,10 @@ def _copies_s(plan: Plan, model: ModelShape, hardware: Hardware, part: float) ->
 
 
 def _gradient_trips(plan: Plan) -> int:
-    """Beside the last one, as fp32. Stages 2 and 3 keep the sum of micro-batches on the host: each one brings
-    it to the device, adds, and sends it back.
+    """Number of copies of a gradient per step, besides the last one, which is in fp32.
+
+    Stages 2 and 3 keep the sum of micro-batches on the host: each micro-batch copies it to the device, adds
+    to it, and copies it back.
     """
     if plan.zero.stage < 2:
         return 0
@@ -107,7 +111,7 @@ def _gradient_trips(plan: Plan) -> int:
 
 
 def _optimizer_offload_s(plan: Plan, hardware: Hardware, part: float, on_cpu: float) -> float:
-    """The step on the CPU, and its result's way back."""
+    """Seconds of the update on the CPU, and of copying its result back."""
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
     cpu_rate = hardware.host_memory_bytes_per_s * CPU_ADAM_SHARE / _neighbours(plan, hardware)
@@ -115,11 +119,12 @@ def _optimizer_offload_s(plan: Plan, hardware: Hardware, part: float, on_cpu: fl
 
 
 def _return_s(plan: Plan, hardware: Hardware, part: float) -> float:
-    """Updated weights to the device. Stage 3 copies fp32 into 16 bits: torch casts on the host, into memory
-    that is not page-locked.
+    """Seconds to copy updated weights to the device.
+
+    Stage 3 copies fp32 into 16 bits: torch casts on the host, into memory that is not page-locked.
     """
     if hardware.is_cpu or plan.offload.param is not Offload.NONE:
-        return 0.0  # they stay; casting them is counted with the optimizer
+        return 0.0  # weights stay there; casting them is counted with the optimizer
     is_cast = plan.zero.stage == 3 and plan.precision is not Precision.FP32
     rate = PAGEABLE_BYTES_PER_S if is_cast else _copy_rate(plan, hardware)
     return part * flops.element_bytes(plan.precision) / rate
@@ -137,7 +142,7 @@ def _disk_s(plan: Plan, model: ModelShape, hardware: Hardware, part: float) -> f
 
 
 def _neighbours(plan: Plan, hardware: Hardware) -> int:
-    """Ranks that share a host's memory and disk."""
+    """Number of ranks that share a host's memory and disk."""
     return min(plan.ranks, hardware.ranks_per_node)
 
 

@@ -17,7 +17,7 @@ SHARED = {1: "the optimizer's states", 2: "the optimizer's states and gradients"
 def activation_checkpointing(plan: Plan, model: ModelShape) -> Iterator[Step]:
     """Each transformer block keeps only its input, and recomputes the rest in the backward pass."""
     if plan.checkpoint_every != 1:
-        yield Step(changes={"activation_checkpointing": "full"}, how="each block keeps its input only")
+        yield Step(changes={"activation_checkpointing": "full"}, how="each block keeps only its input")
 
 
 @remedy(cost="smaller matrices keep the device less busy; stages 2 and 3 communicate more often")
@@ -103,7 +103,7 @@ def sharding(plan: Plan, model: ModelShape) -> Iterator[Step]:
             changes = {"zero.stage": then}
         elif then == 1 and plan.zero.reduce_bucket_size > (own := parameters(plan, model)):
             changes["zero.reduce_bucket_size"] = rounded_up(own)  # allocated at full size, filled or not
-        yield Step(changes=changes, how=f"zero{then} shares {SHARED[then]} out over {plan.data} ranks")
+        yield Step(changes=changes, how=f"zero{then} divides {SHARED[then]} among {plan.data} ranks")
 
 
 @remedy(cost="gradients and weights cross PCIe, the CPU updates: seconds a step for billions of parameters")

@@ -1,4 +1,4 @@
-"""Tables made up by formula, for what no recorded one shows."""
+"""Tables computed by formula, for situations that no recorded table shows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from tests.support.recorded import GIB, H200, RECORDED, load_table
 from train_entry.contract import DataSpec, FailureKind, ModelShape, Plan
 
 BUCKETS = (20_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000)
-STEPS_OF_A_JOB = 25  # 3 to warm up, 20 timed, 2 taken apart
+STEPS_OF_A_JOB = 25  # 3 warm-up, 20 timed and 2 split steps
 
 
 def bordering_table(excess: float = 1.15, limit_gib: float = 40.0, seed: int = 0) -> Table:
-    """Every plan of a space needs so many times what we estimate, and where most memory is used it is fast.
+    """Return a table in which every plan needs `excess` times our estimate of its memory.
 
-    Step times are our estimates, each off by a factor of its own.
+    Step times are our estimates, each multiplied by a random factor, so plans that use more memory are mostly
+    faster.
     """
     draws = random.Random(seed)
     base = load_table(RECORDED / "h200x2_1b3_cap40.jsonl")[0]
@@ -90,7 +91,7 @@ def _made_up_row(
 
 
 def twins() -> Table:
-    """Two plans that take the same time."""
+    """Return a table of two plans with the same step time."""
     table = recorded_table("h200x2_1b3_cap40", keep=lambda row: row.plan.zero.stage in (1, 2))
     rows = [row for row in table.rows if row.plan.micro_batch == 8 and row.plan.checkpoint_every]
     rows = [row for row in rows if row.plan.tensor == 1]
@@ -99,7 +100,7 @@ def twins() -> Table:
 
 
 def evenly_long(seconds: float, longer: float) -> Table:
-    """24 plans for one GPU whose jobs take as long, but for the first, which takes `longer` times that."""
+    """Return 24 plans for one GPU whose jobs take `seconds`; only the first takes `longer` times as long."""
     base = recorded_table("h200x1_1b3_cap40", keep=lambda row: not row.plan.offload.devices)
     rows: list[TableRow] = []
     for plan in _plans_at_the_border(dataclasses.replace(base.rows[0].plan, ranks=1, global_batch=16)):
@@ -122,7 +123,7 @@ def evenly_long(seconds: float, longer: float) -> Table:
 
 
 def distorted(table: Table, seed: int, error: float = 0.1) -> Table:
-    """As on a machine on which our estimates are off by more: each row's step time by a factor of its own."""
+    """Return a table on which our estimates are worse: each step time is multiplied by a random factor."""
     draws = random.Random(seed)
     rows = [
         dataclasses.replace(row, step_s=row.step_s * draws.lognormvariate(0, error)) for row in table.rows

@@ -1,10 +1,10 @@
-"""A cluster that answers from a table, at the outermost edge and on a clock of its own: no GPU, no Hydra.
+"""A cluster that simulates jobs from a table, with a clock of its own, without GPUs and without Hydra.
 
     cluster = ReplayCluster(table, seed=7)
     loop = StudyLoop(planner=TablePlanner(table), cluster=cluster, clock=cluster.clock, ...)
 
-A job takes the time that the real one would take, which times no more steps than it is told, and writes the
-same files. A process is a little faster or slower than the next, and so is each of its steps.
+A job takes the simulated time that a real job would take, ends timing by the same rules, and writes the same
+files. Processes differ a little in speed, and so do the steps of a process.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from train_entry.measure.stopping import decide, half_width_s, is_due
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """How far a job is from its row. Shares of the step time."""
+    """The random deviations of a job from its row, as shares of the step time."""
 
     process: float = 0.004  # standard deviation from process to process
-    hiccups: float = 0.01  # of the steps, which take longer for no reason of their own
-    hiccup: float = 0.15  # by so much on average
+    hiccups: float = 0.01  # share of the steps that take longer at random
+    hiccup: float = 0.15  # mean additional time of such a step
 
     def steps_s(self, row: TableRow, draws: random.Random) -> Iterator[float]:
-        """Of one process."""
+        """Draw the step times of one process, in seconds, without end."""
         pace = row.step_s * math.exp(draws.gauss(0, self.process))
         while True:
             late = draws.expovariate(1 / self.hiccup) if draws.random() < self.hiccups else 0.0
@@ -68,7 +68,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a process does, from its start."""
+    """The simulated run of a process, from its start."""
 
     row: TableRow
     seconds: float
@@ -78,19 +78,19 @@ class Run:
 
     @property
     def startup_s(self) -> float:
-        """To the end of the first step."""
+        """Seconds until the end of the first step."""
         return IMPORTS_S + self.row.startup_s + self.row.first_step_s
 
     @property
     def value(self) -> float | None:
-        """Tokens/s as measured; None: it failed."""
+        """The measured tokens/s; None if the job failed."""
         return self.row.plan.tokens_per_step / statistics.median(self.timed_s) if self.timed_s else None
 
 
 def run_of(
     row: TableRow, measure: MeasureSpec, noise: Noise, draws: random.Random, stop_after_s: float = math.inf
 ) -> Run:
-    """One job. It times no step beyond the next look when it is asked to stop after so many seconds."""
+    """Simulate one job. After `stop_after_s` seconds it is asked to stop, and ends at its next look."""
     startup_s = IMPORTS_S + row.startup_s + row.first_step_s
     if row.failure is not None:
         return Run(row=row, seconds=startup_s)
@@ -118,7 +118,7 @@ def run_of(
 
 
 class TablePlanner(Planner):
-    """Points that the table has are legal plans, all others are not."""
+    """A planner for which exactly the points of the table are legal."""
 
     def __init__(self, table: Table, measure: MeasureConfig | None = None) -> None:
         self._table = table
@@ -187,7 +187,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A job that is over."""
+    """A job that has ended."""
 
     spec: TrialSpec
     slots: tuple[str, ...]
@@ -202,14 +202,14 @@ class Ended:
 
 @dataclass
 class ReplayCluster:
-    """Slots of the table's machine; its clock stands still while nobody sleeps."""
+    """A cluster with the slots of the table's machine. Its clock only moves in `sleep`."""
 
     table: Table
     seed: int = 0
     parallel: int = 1
     noise: Noise = field(default_factory=Noise)
-    hurries: bool = True  # a sleep lasts until the next job ends, to the poll, where no slot is free
-    capacity: int | None = None  # slots; None: as the machine has
+    hurries: bool = True  # if no slot is free, a sleep lasts until the first poll after the next job's end
+    capacity: int | None = None  # number of slots; None: the machine's
     time_s: float = 0.0
     running: dict[AttemptDir, _Job] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
@@ -279,7 +279,7 @@ class ReplayCluster:
         self.time_s += polls * seconds
 
     def _hear(self, attempt: AttemptDir, job: _Job) -> None:
-        """The job looks whether it is asked to stop."""
+        """Let the job notice a request to stop, and change its run accordingly."""
         if job.asked_at_s == math.inf and attempt.stop.exists():
             job.asked_at_s = self.time_s - job.began_s
             draws = random.Random(job.draws_seed)
@@ -303,11 +303,11 @@ class ReplayCluster:
 
     @property
     def gpu_s(self) -> float:
-        """Spent on jobs that are over."""
+        """GPU-seconds of all ended jobs."""
         return sum(job.gpu_s for job in self.ended)
 
     def utilisation(self, until_s: float) -> float:
-        """Share of the slots' time before then that jobs have taken."""
+        """The share of the slots' time before `until_s` in which jobs ran."""
         busy_s = sum(
             len(job.slots) * (min(job.ended_s, until_s) - job.began_s)
             for job in self.ended
@@ -316,7 +316,7 @@ class ReplayCluster:
         return busy_s / (len(self.slots) * until_s)
 
     def longest_idle_s(self, until_s: float) -> float:
-        """That any slot was free for at a stretch, before a time."""
+        """The longest time without interruption for which any slot was free before `until_s`."""
         return max(self._longest_idle_s(slot, until_s) for slot in self.slots)
 
     def _longest_idle_s(self, slot: str, until_s: float) -> float:
@@ -326,7 +326,7 @@ class ReplayCluster:
         return max(begin - end for begin, end in zip(began, ended, strict=True))
 
 
-# ---------------------------------------------------------------- what a job writes
+# ---------------------------------------------------------------- the files of a job
 
 
 def _write(attempt: AttemptDir, job: _Job) -> None:
@@ -355,7 +355,7 @@ def _metrics_lines(job: _Job) -> Iterator[str]:
 
 
 def _failure(row: TableRow, rank: int, last: int) -> RankOutcome:
-    """The last rank fails by itself, all others because it is gone."""
+    """The failure of a rank: the last rank fails by itself, all others because that peer is gone."""
     kind = row.failure if rank == last else FailureKind.PEER_LOST
     assert kind is not None
     return Failure(kind=kind, message="as recorded", rank=rank, phase=Phase.FIRST_STEP)

@@ -1,6 +1,6 @@
-"""What a scripted cluster answers from: plans and what came of them, recorded once or made up by formula.
+"""Tables of plans and their results, recorded from real trials, from which a simulated cluster answers.
 
-A table's rows are jobs: two configurations that would run the same one share a row.
+A table's rows are jobs: configurations that would run the same job share a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeps.space.dimensions import Choices, Dimension, Point, SearchSpace
 from tests.support.recorded import GIB, H200, RECORDED, Row, load_table
 from train_entry.contract import DataSpec, Engine, FailureKind, ModelShape, Plan, Scalar, load
 
-IMPORTS_S = 12.0  # of torch, DeepSpeed and transformers by a fresh process, files not in the page cache
+IMPORTS_S = 12.0  # a fresh process imports torch, DeepSpeed and transformers, without page cache
 DEFAULTS: Point = {
     "activation_checkpointing": "none",
     "zero.reduce_bucket_size": 500_000_000,
@@ -32,24 +32,24 @@ DEFAULTS: Point = {
     "zero.offload_param": "none",
     "engine": "deepspeed",
 }
-CHECKPOINTING = {0: "none", 1: "full"}  # else every so many blocks
+CHECKPOINTING = {0: "none", 1: "full"}  # other values: every k-th block
 ORDER = ("strategy", "tensor", "micro_batch", "activation_checkpointing", "zero.reduce_bucket_size")
-LEAST_STEPS = 8  # recorded, to tell their spread; else it is drawn from SPREADS
-SPREADS = (0.003, 0.01)  # of a step time within a process, over its mean: what longer records show
+LEAST_STEPS = 8  # with fewer recorded steps, the spread is drawn from SPREADS
+SPREADS = (0.003, 0.01)  # range of the relative spread of step times within a process, from longer records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """A job and its truth. Sizes are of the fullest rank."""
+    """A job and its true results. Sizes are those of the fullest rank, in bytes."""
 
     values: Point  # the knobs that matter
     plan: Plan
     fingerprint: str
     failure: FailureKind | None
-    step_s: float  # the truth: median of its recorded steps; of a failure nothing
+    step_s: float  # the true step time: median of the recorded steps; 0 or meaningless for a failure
     spread: float  # standard deviation of a step over the mean, within a process
     startup_s: float  # from the end of the imports to the first step
-    first_step_s: float  # of a failure until it fails
+    first_step_s: float  # for a failure, the time until it fails
     static_bytes: int
     peak_bytes: int
     reserved_bytes: int
@@ -58,7 +58,7 @@ class TableRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """0 for a failure."""
+        """The true throughput; 0 for a failure."""
         return 0.0 if self.failure else self.plan.tokens_per_step / self.step_s
 
 
@@ -70,7 +70,7 @@ class Table:
     model: ModelShape
     machine: Machine
     rows: tuple[TableRow, ...]
-    memory_limit_gib: float | None = None  # that torch may reserve
+    memory_limit_gib: float | None = None  # what torch may reserve on each GPU; None: no limit
 
     def __post_init__(self) -> None:
         by_values = {_key(row.values): row for row in self.rows}
@@ -84,12 +84,12 @@ class Table:
         return max(self.rows, key=lambda row: row.tokens_per_s)
 
     def shortfall(self, row: TableRow) -> float:
-        """How far a row is off the optimum: 0.02 for two percent."""
+        """The share by which a row is slower than the optimum: 0.02 is two percent."""
         return 1 - row.tokens_per_s / self.best.tokens_per_s
 
     @property
     def space(self) -> SearchSpace:
-        """Every knob that varies, with the values that it takes in any row."""
+        """All knobs that vary, with the values that they take in the rows."""
         keys = {key for row in self.rows for key in row.values}
         ordered = [*(key for key in ORDER if key in keys), *sorted(keys - set(ORDER))]
         found = [(key, {row.values[key]: None for row in self.rows if key in row.values}) for key in ordered]
@@ -98,11 +98,11 @@ class Table:
         )
 
     def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
-        """Whether any row of the point's strategy has the knob."""
+        """True if any row of the point's strategy has the knob."""
         return key == "strategy" or key in self._of_strategy(point.get("strategy"))
 
     def find(self, values: Mapping[str, Scalar]) -> TableRow | None:
-        """The row of a configuration, whatever else it says of knobs that do not matter; None: none."""
+        """Return a configuration's row, or None. Values of knobs that do not matter are ignored."""
         wanted = {**DEFAULTS, **values}
         if "zero.stage" in values or values.get("engine") == "ddp":
             suffix = "_offload" if wanted["zero.offload_optimizer"] == "cpu" else ""
@@ -162,17 +162,17 @@ def _dimension(key: str, values: tuple[Scalar, ...]) -> Dimension:
 
 
 def recorded_tables() -> dict[str, Table]:
-    """Those of tests/data/recorded that are whole grids of one model."""
+    """Return the tables of tests/data/recorded that are whole grids of one model."""
     found = [
         recorded_table("h200x1_1b3_cap40", keep=lambda row: not row.plan.offload.devices),
-        # Of buckets and overlap it has single rows only.
+        # It has only single rows with other buckets or without overlap.
         recorded_table(
             "h200x2_1b3_cap40",
             keep=lambda row: row.plan.zero.overlap_comm and row.plan.zero.reduce_bucket_size == 500_000_000,
         ),
     ]
     if (RECORDED / "h200x2_half_cap24.jsonl").is_file():
-        # Its strategies are not a product of stages and degrees.
+        # Its strategies are no full product of stages and degrees.
         found.append(recorded_table("h200x2_half_cap24", by_name=True, wall_has_imports=True))
     return {table.name: table for table in found}
 
@@ -180,7 +180,7 @@ def recorded_tables() -> dict[str, Table]:
 def recorded_table(
     name: str, keep: Any = lambda row: True, by_name: bool = False, wall_has_imports: bool = False
 ) -> Table:
-    """`by_name`: degrees are part of the strategy, and no knobs of their own."""
+    """Load a recorded table. With `by_name`, degrees are part of the strategy and not separate knobs."""
     kept = [row for row in load_table(RECORDED / f"{name}.jsonl") if keep(row) and _is_telling(row)]
     first = kept[0]
     startup_s = statistics.median(_startup_s(row) for row in kept if not row.is_oom)
@@ -216,7 +216,7 @@ def _is_telling(row: Row) -> bool:
 
 
 def _startup_s(row: Row) -> float:
-    """Until the first step, which is recorded by itself."""
+    """The recorded seconds until the first step, which is recorded separately."""
     return sum(seconds for phase, seconds in row.startup_s.items() if phase != "first")
 
 
@@ -243,7 +243,7 @@ def _recorded_row(
 
 
 def knobs_of(plan: Plan, by_name: bool = False) -> tuple[Point, Plan]:
-    """What of a plan may vary, and the plan without what does not matter for it."""
+    """Return a plan's knobs, and the plan with knobs that do not matter at their defaults."""
     shards = plan.engine is Engine.DEEPSPEED and plan.zero.stage > 0
     suffix = "_offload" if plan.offload.devices else ""
     degrees: Point = {} if by_name else {"tensor": plan.tensor, "pipeline": plan.pipeline}
@@ -265,13 +265,13 @@ def knobs_of(plan: Plan, by_name: bool = False) -> tuple[Point, Plan]:
 
 
 def _spread(steps_s: Sequence[float]) -> float:
-    """Of the middle half: a single slow step is a hiccup, which comes by itself."""
+    """The relative spread by the interquartile range: slow single steps are hiccups, simulated separately."""
     lower, median, upper = statistics.quantiles(steps_s, n=4)
     return max(0.001, (upper - lower) / 1.349 / median)
 
 
 def _merged(rows: Iterable[TableRow]) -> list[TableRow]:
-    """One row a job, its truth the mean of its records."""
+    """Merge the records of each job into one row with their mean step time."""
     by_plan: dict[Plan, list[TableRow]] = {}
     for row in rows:
         by_plan.setdefault(row.plan, []).append(row)
@@ -282,7 +282,7 @@ def _merged(rows: Iterable[TableRow]) -> list[TableRow]:
 
 
 def without_constants(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """A knob that is the same throughout each strategy is none."""
+    """Drop the knobs that do not vary within any strategy."""
     seen: dict[tuple[str, Scalar], set[Scalar]] = {}
     for row in rows:
         for key, value in row.values.items():
@@ -294,11 +294,11 @@ def without_constants(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
     )
 
 
-# ---------------------------------------------------------------- from a study of ours
+# ---------------------------------------------------------------- from our own studies
 
 
 def exported_table(path: Path) -> Table:
-    """What `python -m analysis export-table` wrote of a study on H200s, all of it on as many ranks."""
+    """Load a table written by `python -m analysis export-table` from a study on H200s with one rank count."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     header, raws = lines[0], lines[1:]
     rows = tuple(_exported_rows([raw for raw in raws if not raw.get("yardstick")]))

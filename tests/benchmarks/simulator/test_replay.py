@@ -1,4 +1,4 @@
-"""The scripted cluster keeps to its table, and what it drives is the true search."""
+"""The simulated cluster follows its table, and runs our real search."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_replayed_study_can_be_exported_and_replayed_again(table: Table, tmp_p
 
 
 def exported(row: TableRow) -> dict[str, object]:
-    """As `python -m analysis export-table` writes a trial."""
+    """Return a trial in the format of `python -m analysis export-table`."""
     return {
         "values": row.values,
         "plan": json.loads(dump(row.plan)),
@@ -140,7 +140,7 @@ def exported(row: TableRow) -> dict[str, object]:
 
 def test_a_job_takes_what_its_parts_take(row: TableRow) -> None:
     run = run_of(row, EXACT, QUIET, random.Random(0))
-    steps = 2 + 20 + 2  # behind the first: warm-up, timed, taken apart
+    steps = 2 + 20 + 2  # after the first: warm-up, timed and split steps
     assert run.seconds == pytest.approx(IMPORTS_S + row.startup_s + row.first_step_s + steps * row.step_s)
     assert (len(run.timed_s), run.ended) == (20, TimingEnd.CAP)
 
@@ -227,7 +227,7 @@ def test_the_winner_is_within_2_percent_and_costs_less_than_random_search(name: 
 
 
 def test_few_launches_fail_where_the_best_plans_border_on_too_large() -> None:
-    """Every plan needs 15% more than we estimate: after the first failures the gate knows."""
+    """Every plan needs 15% more memory than our estimate. The gate learns that from the first failures."""
     study = searched(bordering_table(), seed=0, ours=Ours(trials=30, confirm_best=0, improvement=0.0))
     failed = [job.run.row.failure is not None for job in study.cluster.ended]
     later = failures_after(failed, 4)
@@ -236,6 +236,6 @@ def test_few_launches_fail_where_the_best_plans_border_on_too_large() -> None:
 
 
 def failures_after(failed: list[bool], first: int) -> list[bool]:
-    """Launches that followed so many failures."""
+    """Return the launches after the first `first` failures."""
     seen = [sum(failed[:index]) for index in range(len(failed))]
     return [failure for failure, before in zip(failed, seen, strict=True) if before >= first]

@@ -1,4 +1,4 @@
-"""Eight slots and trials of different length: nobody waits for the longest."""
+"""With eight slots and trials of different lengths, no slot waits for the longest trial."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_no_slot_is_idle_for_longer_than_it_takes_to_look(ours: Ours) -> None:
     table = evenly_long(UNIT_S, longer=3)
     study = searched(table, seed=0, ours=ours, parallel=SLOTS, hurries=False)
     jobs = study.cluster.ended
-    first = [job for job in jobs if job.spec.kind is AttemptKind.FIRST]  # others are looks for drift
-    last_begin_s = max(job.began_s for job in first)  # later nothing is left to propose
+    first = [job for job in jobs if job.spec.kind is AttemptKind.FIRST]  # the others are drift repeats
+    last_begin_s = max(job.began_s for job in first)  # after that nothing is left to propose
     idle_s = study.cluster.longest_idle_s(until_s=last_begin_s)
     used = study.cluster.utilisation(until_s=last_begin_s)
     print(f"\n{len(jobs)} trials on {SLOTS} slots: {used:.1%} used, idle at most {idle_s:.2f} s at a time")

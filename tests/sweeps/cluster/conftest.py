@@ -1,4 +1,4 @@
-"""Slurm's commands, as a test scripts them."""
+"""Fake commands of Slurm, which tests script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ exit {status}
 
 @dataclass(frozen=True)
 class Commands:
-    """First on PATH; each writes down what it was asked."""
+    """Scripted commands, first on PATH. Each records its arguments."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""What is known of a cluster, put together; and attempts ended, whoever launched them."""
+"""All that is known of a cluster is put together, and attempts are ended whoever launched them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that an earlier orchestrator launched, perhaps on another host, as this one finds them."""
+"""An orchestrator finds the jobs that an earlier one launched, perhaps on another host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m sweeps advise`, on studies that the loop made; only their jobs were scripted."""
+"""`python -m sweeps advise` on studies that the real loop made with scripted jobs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.fake_cluster import Script, crash, failing, measured, oom
 from tests.support.studies import Bench
 from train_entry.contract import Attempt, Closing, Failure, FailureKind, State, dump, write_atomic
 
-# The same plan on any machine.
+# These overrides make the same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
 
 
 @pytest.fixture
 def study(bench: Callable[..., Bench]) -> Callable[..., Bench]:
-    """A study with scripts by plan, over these dimensions."""
+    """A function that runs a study with scripts by plan, over these dimensions."""
 
     def make(scripts: dict[str, list[Script]], *dimensions: str) -> Bench:
         made = bench(scripts)
@@ -32,7 +32,7 @@ def study(bench: Callable[..., Bench]) -> Callable[..., Bench]:
 
 @pytest.fixture
 def advise(capsys: pytest.CaptureFixture[str]) -> Callable[[Bench, int], dict[str, str]]:
-    """What the command prints of a trial, by the word that each line begins with."""
+    """A function that returns the command's lines on a trial, by the word that each begins with."""
 
     def run(study: Bench, number: int) -> dict[str, str]:
         assert main(["advise", str(study.directory.path), str(number)]) == 0
@@ -52,7 +52,7 @@ def test_it_says_why_and_what_is_next_and_how_to_try_it(study: Callable[..., Ben
     assert said["why"] == "gpu_oom: a GPU ran out of memory"
     assert said["where"] == "rank 1, after 0 steps"
     assert said["next"] == "activation_checkpointing=full"
-    assert re.fullmatch(r"saves about \d+ KiB a rank: each block keeps its input only", said["because"])
+    assert re.fullmatch(r"saves about \d+ KiB a rank: each block keeps only its input", said["because"])
     assert re.match(r"fits: peak 0\.\d+ GiB \(loss\), needed 0\.\d+ of [\d,.]+ GiB a rank$", said["expected"])
     assert said["it costs"].startswith("one more forward pass")
     assert said["try it"].endswith(
@@ -89,7 +89,7 @@ def test_it_says_what_a_remedy_came_to_that_failed_otherwise(
 def test_it_skips_what_is_not_expected_to_fit_and_says_why(
     study: Callable[..., Bench], advise: Advise
 ) -> None:
-    prime = 4_194_301  # sequences whose logits fill any host; it divides into single ones only
+    prime = 4_194_301  # so many sequences that their logits fill any host; only divisible into single ones
     script = {"*": [failing(FailureKind.HOST_OOM)]}
     said = advise(study(script, f"micro_batch={prime},{prime}", f"global_batch={2 * prime}"), 1)
     assert re.match(r"activation_checkpointing=full: needs [\d,.]+ GiB", said["skipped"])

@@ -1,4 +1,4 @@
-"""Where a study ran, put together on a machine that is another."""
+"""The machine where a study ran, reconstructed on another machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ H200 = "NVIDIA H200"
 
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch) -> StudyRecord:
-    """Of a study on H200s; no scheduler answers here, as on a laptop to which its directory was copied."""
+    """The record of a study on H200s. No scheduler answers, as on a laptop to which the study was copied."""
     monkeypatch.setenv("PATH", "")
     return dataclasses.replace(a_study_record(name="mine", versions={"device": H200}), asked={"ranks": 16})
 
@@ -44,5 +44,5 @@ def test_nodes_of_a_scheduler_are_as_many_as_the_study_asked_for(
 
 def test_a_card_that_nobody_knows_is_asked_for_where_it_is(record: StudyRecord) -> None:
     unknown = dataclasses.replace(record, versions={"device": "Card of Tomorrow"})
-    with pytest.raises(ConfigError, match="whose memory is not known here; ask there"):
+    with pytest.raises(ConfigError, match="whose memory is unknown here; run this there"):
         study_machine(unknown, [], on_slurm(nodes=2))

@@ -1,4 +1,4 @@
-"""`python -m sweeps memory`: the article's account of memory, checked by hand."""
+"""`python -m sweeps memory`: an article's account of memory, checked by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = ("memory", "model=tiny_llama", "strategy=zero2", "ranks=2")
 
 @pytest.fixture(autouse=True)
 def resolver() -> Iterator[None]:
-    """The command looks at the machine, or at the study; other tests want one without GPUs again."""
+    """Restore the resolver that other tests need: the command registers one for the actual machine."""
     yield
     register_resolvers(lambda: False)
 
@@ -41,14 +41,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def rows(text: str) -> dict[tuple[str, int], list[str]]:
-    """(strategy, GPUs) to the other cells."""
+    """Return the other cells of each row by (strategy, GPUs)."""
     lines = [re.split(r"\s{2,}", line) for line in text.splitlines() if re.match(r"\w+ +\d+ +[\d,]+\.", line)]
     return {(line[0], int(line[1])): line[2:] for line in lines}
 
 
 @pytest.fixture(scope="module")
 def article() -> str:
-    """The whole of it, printed once."""
+    """The command's whole output for llama_13b, computed once."""
     return "\n".join(memory_lines(["model=llama_13b"], "H100", None))
 
 
@@ -126,7 +126,7 @@ def test_sgd_without_momentum_keeps_the_fp32_weights_alone() -> None:
     assert bytes_a_parameter(a_plan(optimizer={"name": "sgd", "momentum": 0.0})) == (2, 2, 4)
 
 
-# ---------------------------------------------------------------- cards
+# ---------------------------------------------------------------- GPUs
 
 
 def test_without_a_gpu_it_is_an_h100_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,9 +187,9 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_raised(capsys: pytest.Ca
         (["--memory-gib", "nan"], "--memory-gib nan: give a finite number above 0"),
         (["--memory-gib", "inf"], "--memory-gib inf: give a finite number above 0"),
         (["--memory-gib", "1e308"], "--memory-gib 1e+308: give a finite number above 0"),
-        (["cluster.memory_limit_gib=200"], "cluster.memory_limit_gib=200: H100 has 80.0 GiB; null: all"),
+        (["cluster.memory_limit_gib=200"], "cluster.memory_limit_gib=200: H100 has 80.0 GiB; null uses all"),
         (["cluster.memory_limit_gib=0.5"], "cluster.memory_limit_gib=0.5: CUDA's context alone takes"),
-        (["gate.headroom_gib=80"], "gate.headroom_gib=80: H100 has 80.0 GiB, and nothing would be left"),
+        (["gate.headroom_gib=80"], "gate.headroom_gib=80: H100 has 80.0 GiB, so no memory would be left"),
         (["cluster.device=cpu"], "cluster.device=cpu: this table is about GPUs"),
     ],
 )

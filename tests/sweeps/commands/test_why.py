@@ -1,4 +1,4 @@
-"""`python -m sweeps why`, on studies that the loop made; only their jobs were scripted."""
+"""`python -m sweeps why` on studies that the real loop made with scripted jobs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.support.fake_cluster import Script, crash, measured, oom
 from tests.support.studies import Bench
 from train_entry.contract import Closing, Estimate, Failure, FailureKind, Fit, Goal, dump, write_atomic
 
-# The same plan on any machine.
+# These overrides make the same plan on any machine.
 HERE = ("space=none", "search=grid", "cluster.device=cpu", "cluster.gpus_per_node=2", "ranks=2")
 GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
 def resolver() -> Iterator[None]:
-    """The command looks at the machine, or at the study; other tests want one without GPUs again."""
+    """Restore the resolver that other tests need: the command registers one for the study's machine."""
     yield
     register_resolvers(lambda: False)
 
 
 @pytest.fixture
 def study(bench: Callable[..., Bench]) -> Callable[..., Bench]:
-    """A study with scripts by plan, over these dimensions."""
+    """A function that runs a study with scripts by plan, over these dimensions."""
 
     def make(scripts: dict[str, list[Script]], *dimensions: str, **record: Any) -> Bench:
         made = bench(scripts)
@@ -60,7 +60,7 @@ Why = Callable[..., Said]
 
 @pytest.fixture
 def why(capsys: pytest.CaptureFixture[str]) -> Why:
-    """What the command prints, by the word that each line begins with."""
+    """A function that returns the command's lines by the word that each begins with."""
 
     def run(study: Bench, *overrides: str) -> Said:
         assert main(["why", str(study.directory.path), *overrides]) == 0
@@ -71,7 +71,7 @@ def why(capsys: pytest.CaptureFixture[str]) -> Why:
 
 
 def refused(study: Bench, number: int = 4, then: Estimate | None = None) -> Bench:
-    """A trial was not launched, by this estimate."""
+    """Change a trial of the study to one that was refused by this estimate."""
     estimate = then or too_large(12.0)
     failure = Failure(kind=FailureKind.INFEASIBLE, message=f"not launched: {estimate.why}")
     closing = Closing(at=0.0, outcome=failure)
@@ -124,7 +124,7 @@ def test_what_was_predicted_not_to_fit_shows_the_numbers_of_then(
     made = refused(study(SPEEDS, *FOUR))
     said = why(made, "strategy=zero1", "micro_batch=2")
     assert said["answer"] == "trial 0004 is infeasible: the plan cannot fit; it was not launched"
-    assert "message" not in said  # it says what `too much` does
+    assert "message" not in said  # it would repeat `too much`
     assert said["memory"] == "peak 8.50 GiB (loss), needed 12.00 GiB of 10.00 GiB"
     assert said["made of"] == "activations 6.00, weights 1.50, moments 1.00 GiB"
     assert said["too much"] == "needs 12.00 GiB (loss) of 10.00 GiB, a card"
@@ -145,7 +145,7 @@ def test_what_was_refused_and_would_be_today_shows_the_estimate_of_then_alone(
     study: Callable[..., Bench], why: Why
 ) -> None:
     made = study({}, "strategy=zero1", "micro_batch=1")
-    fits = dataclasses.replace(too_large(12.0), fit=Fit.FITS)  # as today's
+    fits = dataclasses.replace(too_large(12.0), fit=Fit.FITS)  # the same verdict as today's
     said = why(refused(made, 1, fits), "strategy=zero1", "micro_batch=1")
     assert "now" not in said
     assert "next" not in said

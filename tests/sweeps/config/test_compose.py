@@ -1,4 +1,4 @@
-"""One typed configuration from overrides, and where a bad value came from."""
+"""Composing one typed configuration from overrides, and tracing a bad value to its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train_entry.contract import Scalar
 
 @pytest.fixture
 def own_conf(tmp_path: Path) -> Path:
-    """A conf/ of one group with one file, both good."""
+    """A valid conf/ with two groups of one file each."""
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "mine.yaml").write_text("# @package _global_\nzero: {stage: 1}\n")
     (tmp_path / "lr").mkdir()
@@ -29,7 +29,7 @@ def own_conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def finite_points(composer: Composer) -> list[dict[str, Scalar]]:
-    """A few points that have every finite value of every file of conf/space between them, groups first."""
+    """Points that together contain every finite value of every file of conf/space, groups first."""
     spaces = ",".join(composer.options("space"))
     texts = composer.with_fixed([f"space=[{spaces}]"]).space().items()
     dimensions = read_request([f"{key}={text}" for key, text in texts], composer).space.dimensions

@@ -1,4 +1,4 @@
-"""What a configuration names on disk, looked at before anything is launched."""
+"""Checks of the files and directories that a configuration names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:
 def test_a_missing_tokenizer_is_refused_for_any_text(tmp_path: Path) -> None:
     data = DataConfig(kind="stdlib", tokenizer=str(tmp_path / "tok"))
     (problem,) = problems(data=data, studies_dir=str(tmp_path))
-    assert problem == f"data.tokenizer={tmp_path}/tok: no such directory; give a local tokenizer's"
+    assert problem == f"data.tokenizer={tmp_path}/tok: no such directory; give that of a local tokenizer"
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])

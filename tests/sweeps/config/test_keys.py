@@ -1,4 +1,4 @@
-"""What is declared of each key, and what follows from it."""
+"""Declarations of keys, and what follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model shapes and parameter counts, by hand and for the models of conf/."""
+"""Model shapes, and parameter counts checked by hand."""
 
 from __future__ import annotations
 

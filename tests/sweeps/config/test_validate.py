@@ -13,7 +13,7 @@ from sweeps.config.validate import bad_value, bad_values, suggest, unknown_keys
 
 
 def config(**groups: dict[str, Any]) -> SweepConfig:
-    """The defaults of the schema with some keys of its groups changed."""
+    """Return the schema's defaults with some keys changed."""
     made = SweepConfig()
     for group, changes in groups.items():
         for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""Objections to plans that need no less than a plan that failed."""
+"""Objections to plans that need at least as much as a plan that failed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OFFLOADED = OffloadPlan(optimizer=Offload.CPU)
     ],
 )
 def test_a_plan_that_needs_no_less_than_one_that_failed_is_objected_to(kind: FailureKind, what: str) -> None:
-    said = f"needs no less {what} than trial 0007, which failed: {kind.explanation}"
+    said = f"needs at least as much {what} as trial 0007, which failed: {kind.explanation}"
     assert objection([failed(4, kind)], a_plan(micro_batch=8)) == said
     assert objection([failed(4, kind)], a_plan(micro_batch=4)) == said
     assert objection([failed(4, kind)], a_plan(micro_batch=2)) is None

@@ -37,7 +37,7 @@ from train_entry.contract import (
 
 STUDY = a_study_record()
 SPEED = STUDY.goal
-NOW_S = 1000.0  # what the clock of a plain display says
+NOW_S = 1000.0  # the time of a plain display's clock
 NONE_YET = StudyProgress(launched=0, elapsed_s=0.0)
 
 
@@ -60,7 +60,7 @@ def measured(number: int, speed: float, **changes: Any) -> Trial:
 
 
 def plain(study: StudyRecord = STUDY) -> tuple[PlainDisplay, io.StringIO]:
-    """A started display, and what it writes from now on."""
+    """Return a started display and the stream of what it writes from now on."""
     stream = io.StringIO()
     display = PlainDisplay(stream, now_s=lambda: NOW_S)
     display.start(study)
@@ -70,7 +70,7 @@ def plain(study: StudyRecord = STUDY) -> tuple[PlainDisplay, io.StringIO]:
 
 
 def frame(trials: list[Trial], progress: StudyProgress, *, width: int = 120, height: int = 40) -> list[str]:
-    """Lines of one picture of the live display."""
+    """Return the lines of one frame of the live display."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     display = LiveDisplay(console)
     display.start(STUDY)
@@ -142,7 +142,7 @@ def test_a_trial_that_is_stopped_says_what_that_spared() -> None:
 def test_speeds_of_a_machine_that_has_become_slower_are_made_comparable() -> None:
     look = a_repeat(Purpose.DRIFT, outcome=a_measurement(step_s=0.25 / 0.97), ended_at=120.0)
     first = measured(1, 500.0, baseline="zero2 x4", closed_at=60.0, repeats=(look,))
-    slower = measured(2, 490.0, closed_at=180.0)  # 505 on the machine as it was
+    slower = measured(2, 490.0, closed_at=180.0)  # 505 at the machine's earlier speed
     lines = frame([first, slower], NONE_YET)
     assert lines[-1].endswith("best 0002: 505 tokens/s/GPU")
 

@@ -1,4 +1,4 @@
-"""What a dry run lists: every plan of a space, legal or not and why."""
+"""The listing of a dry run: the legal plans of a space, and the rules that others break."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_of_those_too_large_the_least_comes_first(composer: Composer) -> None:
 
 
 def test_too_much_host_memory_counts_as_much_as_too_much_of_a_card(composer: Composer) -> None:
-    host = an_estimate(fit=Fit.TOO_LARGE, why="host", host_bytes=128 * GIB)  # twice what there is
+    host = an_estimate(fit=Fit.TOO_LARGE, why="host", host_bytes=128 * GIB)  # twice the host memory
     estimates = {1: host, 2: too_large(15.0), 4: too_large(25.0)}
     assert order(composer, estimates, "tokens_per_s") == [2, 1, 4]
 
@@ -214,7 +214,7 @@ def test_the_list_is_written_to_a_file_as_well(command_line: CommandLine) -> Non
     head, *rows = to.read_text().splitlines()
     assert head.startswith("number,verdict,why,strategy,micro_batch,")
     assert len(rows) == 2
-    assert "dry_run" not in rows[0]  # the command of one trial goes without it
+    assert "dry_run" not in rows[0]  # the command that runs one trial leaves it out
     assert list(command_line.directory.iterdir()) == [to]
 
 

@@ -1,4 +1,4 @@
-"""What a dry run writes, read again."""
+"""The files that a dry run writes, read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIXED = ("strategy=ddp,zero3", "micro_batch=1,3", "zero.prefetch_bucket_size=1e7
 
 @pytest.fixture
 def listing(composer: Composer) -> Listing:
-    """Of one plan that fits and two that do not; three points are rejected."""
+    """A listing of one plan that fits, two that do not, and three rejected points."""
     return listed(
         composer,
         *MIXED,

@@ -1,4 +1,4 @@
-"""What a dry run prints: a table of legal plans, the best first, and what is wrong with the others."""
+"""The print of a dry run: a table of legal plans, the best first, and the rules that others break."""
 
 from __future__ import annotations
 

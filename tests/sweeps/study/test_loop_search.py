@@ -201,7 +201,7 @@ def test_what_needs_no_less_than_a_plan_that_failed_is_not_launched(bench: Calla
     assert [trial.is_refused for trial in study.trials] == [False, False, True, True]
     said = study.trials[3].outcome
     assert isinstance(said, Failure)
-    assert "needs no less memory than trial 0002, which failed" in said.message
+    assert "needs at least as much memory as trial 0002, which failed" in said.message
     study.start(*asked)  # the next start knows it too
     assert (len(study.launched_plans), len(study.trials)) == (2, 4)
     study.start("micro_batch=8", "space=none", "search.dominance=true", point={"micro_batch": 8})

@@ -1,4 +1,4 @@
-"""Where the table is, and what its columns are. No MLflow here."""
+"""The location of the table in MLflow, and its columns, without MLflow itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.examples import a_plan
 from tests.support.tracking import measured, study_record
 from train_entry.contract import Goal
 
-# Where it is
+# The location of the table
 
 
 MOUNTS = """\
@@ -57,7 +57,7 @@ def test_where_the_home_is_on_the_network_too_it_is_in_var_tmp(monkeypatch: pyte
     made: list[str] = []
     found = Path.cwd().lstat()
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
-    monkeypatch.setattr(Path, "mkdir", lambda self, **_: made.append(str(self)))  # touches nothing outside
+    monkeypatch.setattr(Path, "mkdir", lambda self, **_: made.append(str(self)))  # creates nothing
     monkeypatch.setattr(Path, "lstat", lambda _self: found)
     monkeypatch.setattr(os, "getuid", lambda: found.st_uid)
 
@@ -69,7 +69,7 @@ def test_where_the_home_is_on_the_network_too_it_is_in_var_tmp(monkeypatch: pyte
 
 @pytest.fixture
 def var_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a host whose home is on the network."""
+    """The mounts of a host whose home is on a network filesystem."""
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
     (tmp_path / "var_tmp").mkdir()
     return tmp_path / "var_tmp"
@@ -133,7 +133,7 @@ def test_this_host_is_asked_for_its_mounts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def activated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment whose programs are on the PATH."""
+    """An environment with its programs on the PATH."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
 

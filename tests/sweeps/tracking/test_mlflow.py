@@ -1,4 +1,4 @@
-"""Real MLflow on a real SQLite database: what is written is read back. Loopback only."""
+"""Real MLflow on a real SQLite database: the tests read back what was written. Loopback only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def contents(uri: str, experiment: str) -> list[tuple[Any, ...]]:
     ]
 
 
-# What a run holds
+# The content of a run
 
 
 def test_a_trial_is_one_run_with_its_times(
@@ -201,7 +201,7 @@ def test_a_replay_equals_what_was_recorded_live(mlflow_uri: str, tmp_path: Path,
 
 
 def test_a_replay_of_something_else_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrackingError, match=r"is no study directory: it has no study\.json"):
+    with pytest.raises(TrackingError, match=r"is not a study directory: it has no study\.json"):
         replay(StudyDir(tmp_path), "sqlite:////nowhere/mlflow.db")
 
 

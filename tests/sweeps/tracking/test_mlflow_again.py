@@ -1,4 +1,4 @@
-"""Trials recorded more than once: nothing is written twice, nothing stays half written. Real MLflow."""
+"""Trials that are recorded more than once, in real MLflow: no run is written twice or stays half written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_write_that_broke_off_is_replaced(
 ) -> None:
     tracker.open()
     with monkeypatch.context() as patch:
-        break_after(patch, "create_run")  # as where the answer came too late
+        break_after(patch, "create_run")  # as if the answer came too late
         with pytest.raises(
             TrackingError, match=r"cannot record trial 0 at .*: the answer was lost; a replay"
         ):
@@ -96,7 +96,7 @@ def test_a_replacement_that_broke_off_is_no_reason_to_believe_in_the_old_run(
 
 
 def break_after(patch: pytest.MonkeyPatch, method: str) -> None:
-    """MLflow does it, and nobody learns of it."""
+    """Make a request succeed in MLflow and yet raise, as if its answer were lost."""
     import mlflow
 
     original = getattr(mlflow.MlflowClient, method)
@@ -124,7 +124,7 @@ def test_two_runs_of_one_trial_become_one(
     assert [run.info.run_name for run in runs(mlflow_uri, study.name)] == ["0000 zero2", "0001 rejected"]
 
 
-# All that is known is read once
+# Known runs are read once
 
 
 TRIALS = [rejected(number) for number in range(12)]
@@ -132,7 +132,7 @@ TRIALS = [rejected(number) for number in range(12)]
 
 @pytest.fixture
 def resumed(tracker: MlflowTracker, mlflow_uri: str, study: StudyRecord, tmp_path: Path) -> MlflowTracker:
-    """The second tracker of a study of TRIALS."""
+    """The second tracker of a study that has recorded TRIALS."""
     for trial in TRIALS:
         tracker.record(trial, None)
     return MlflowTracker(mlflow_uri, tmp_path / "mlartifacts", study)
@@ -140,7 +140,7 @@ def resumed(tracker: MlflowTracker, mlflow_uri: str, study: StudyRecord, tmp_pat
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of MLflow about runs, from now on."""
+    """The names of the requests about runs that MLflow receives from now on."""
     import mlflow
 
     made: list[str] = []

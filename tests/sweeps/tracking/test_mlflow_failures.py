@@ -1,4 +1,4 @@
-"""MLflow that is down, slow or mistyped: one line, at once, and the study goes on. Loopback only."""
+"""MLflow that is down, slow or mistyped costs one line at once, and the study goes on. Loopback only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def closed_port(monkeypatch: pytest.MonkeyPatch) -> int:
         return int(taken.getsockname()[1])
 
 
-# What cannot be opened
+# URIs that cannot be opened
 
 
 UNOPENABLE = {
@@ -40,7 +40,7 @@ UNOPENABLE = {
     "sqlite:///FOLDER/none/mlflow.db": "there is no directory FOLDER/none",
     "sqlite:///FOLDER": "FOLDER is a directory, not a file",
     "sqlite:///FOLDER/text.db": "file is not a database",
-    # Nobody may write there, root included.
+    # Nobody may write there, not even root.
     "sqlite:////proc/mlflow.db": "No such file or directory: '/proc/mlflow.db.lock'",
     "postgresql://me:secret@127.0.0.1:PORT/db": "Connection refused",
     "http://me:secret@127.0.0.1:PORT": "Connection refused",
@@ -79,7 +79,7 @@ def test_a_server_that_is_no_mlflow_gives_one_line(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def loopback_server() -> Iterator[int]:
-    """Answers everything by 404."""
+    """A server that answers every request by 404."""
 
     class NotFound(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -98,7 +98,7 @@ def loopback_server() -> Iterator[int]:
 
 
 class Stuck(NoTracker):
-    """Never returns from its first trial, until released."""
+    """A tracker that blocks in its first trial until it is released."""
 
     def __init__(self) -> None:
         self.entered, self.released = threading.Event(), threading.Event()

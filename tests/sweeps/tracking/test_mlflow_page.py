@@ -1,4 +1,4 @@
-"""MLflow's own page in a real browser: the link we print opens a table that answers the question at once."""
+"""MLflow's own page in a real browser: the link that we print opens a table with the best trial on top."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = (
 ).split()
 LOOPBACK_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 SERVER_ENVIRONMENT = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes fewer
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 READY_S = 90.0
@@ -77,7 +77,7 @@ def page_port(mlflow_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def read_directly(url: str) -> bytes:
-    """Past any proxy."""
+    """Request the page directly, past any proxy."""
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
         return bytes(answer.read())
 
@@ -157,7 +157,7 @@ def wait_for_rows(browser: WebDriver, count: int) -> None:
 
 
 def header_texts(browser: WebDriver) -> list[str]:
-    """Left to right, as seen: the grid keeps its cells in another order."""
+    """Return the cells from left to right, as displayed: the grid keeps them in another order."""
     return texts_by_position(browser, ".ag-header-cell", "x")
 
 

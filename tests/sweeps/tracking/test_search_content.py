@@ -1,4 +1,4 @@
-"""What MLflow shows of a trial's part in the search."""
+"""The metrics and tags of a trial's part in the search."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def standing(trial: int, value: float) -> Standing:
 
 
 def a_winner(**changes: Any) -> Winner:
-    """Trial 7, against the best baseline, trial 3."""
+    """A record of the winner, trial 7, and the best baseline, trial 3."""
     winner = Winner(
         goal=SPEED.name,
         trial=7,

@@ -24,7 +24,7 @@ def test_weight_decay_applies_to_all_parameters() -> None:
 
 
 def test_an_unknown_optimizer_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="it may be adamw or sgd"):
+    with pytest.raises(ValueError, match="it must be adamw or sgd"):
         make_optimizer([], dataclasses.replace(SGD, name="lion"))
 
 
@@ -45,7 +45,7 @@ def open_alone(spec: TrialSpec, precision: Precision, **changes: Any) -> DdpEngi
 
 
 def train(engine: DdpEngine, updates: int) -> list[float]:
-    """Losses at one batch, twice for each update."""
+    """Train on one batch, and return the losses: two micro-batches for each update."""
     batch = torch.arange(128).reshape(4, 32)
     losses = []
     for _ in range(2 * updates):
@@ -82,7 +82,7 @@ def test_the_gradient_norm_is_that_of_the_whole_batch_before_clipping(spec: Tria
     assert fp16.grad_norm() == pytest.approx(norm, rel=0.01)  # unscaled
 
 
-OVERFLOWING = 2.0**40  # times any gradient is more than fp16 holds
+OVERFLOWING = 2.0**40  # with this loss scale every gradient overflows in fp16
 WARMUP = SchedulePlan(warmup_steps=2, warmup_from=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of every update, against the schedulers that DeepSpeed would run."""
+"""The learning rate of every update, compared with DeepSpeed's own schedulers."""
 
 from __future__ import annotations
 

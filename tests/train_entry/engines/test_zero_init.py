@@ -1,4 +1,4 @@
-"""ZeRO-3 models built in shards, on two real ranks: what they hold, what they cost, what they compute."""
+"""ZeRO-3 models built in shards on two real ranks: their values, their memory and their losses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from train_entry.model.build import build_model
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 RANKS = 2
-SLACK = 40 * MIB  # seen: 14 to 17 MiB
+SLACK = 40 * MIB  # 14 to 17 MiB were seen
 
 
 @pytest.fixture(scope="module")
 def seen(start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank."""
+    """The observations of each rank."""
     directory = tmp_path_factory.mktemp("zero_init")
     plan, shape = case("gpt2", directory)
     build_model(shape, dataclasses.replace(plan, seed=99), CPU).save_pretrained(directory / "gpt2")

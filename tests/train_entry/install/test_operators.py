@@ -1,4 +1,4 @@
-"""Which of DeepSpeed's operators are compiled where, and what becomes of a failure."""
+"""The operators of DeepSpeed that are compiled on each kind of machine, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train_entry.install.operators import (
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where operators are, so far none."""
+    """The directory of compiled operators, which does not exist yet."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -34,7 +34,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only c++ there is; to be written."""
+    """The path of the only c++ on PATH. A test writes the program."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
     return tmp_path / "bin" / "c++"
@@ -97,7 +97,7 @@ def test_what_is_compiled_says_how_long_it_takes(
     compiled(SHM_COMM, directory)
     build(gpus=False)
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
-        ["async_io", "(for"],  # is left out
+        ["async_io", "(for"],  # not compiled
         ["compiling", "cpu_adam"],
         ["DeepSpeed's", "operators"],
     ]

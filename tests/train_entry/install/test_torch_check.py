@@ -1,4 +1,4 @@
-"""What is said of a machine whose torch does or does not see its GPUs."""
+"""The messages for machines whose torch does or does not see the GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_torch_too_new_for_the_driver_names_both_versions() -> None:
     said = problem(replace(SEEN, torch="2.13.0", torch_cuda="13.0", gpus=()))
     assert said is not None
     assert "2 x NVIDIA H200" in said
-    assert "driver 550.54 runs CUDA 12.4 at most, and torch 2.13.0 is built for CUDA 13.0." in said
+    assert "driver 550.54 supports CUDA 12.4 at most, and torch 2.13.0 is built for CUDA 13.0." in said
     assert "\n" not in said
 
 

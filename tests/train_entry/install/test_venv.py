@@ -1,4 +1,4 @@
-"""Which torch is chosen, what a bare machine is told, and who may install."""
+"""The choice of torch, the messages for a bare machine, and concurrent installs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMI = "| NVIDIA-SMI 570.86.15     Driver Version: 570.86.15     CUDA Version: 12
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder of programs that can be found by name."""
+    """The only folder on PATH."""
     found = tmp_path / "programs"
     found.mkdir()
     monkeypatch.setenv("PATH", str(found))
@@ -66,7 +66,7 @@ def test_without_a_driver_pip_may_choose_a_cpu_build() -> None:
 
 def test_too_old_a_driver_is_told_what_it_has_and_what_is_needed() -> None:
     with pytest.raises(
-        InstallError, match=r"^the NVIDIA driver here runs CUDA 11\.8 at most, torch needs 12\.0"
+        InstallError, match=r"^the NVIDIA driver supports CUDA 11\.8 at most, torch needs 12\.0"
     ):
         torch_requirement((11, 8))
 
@@ -127,7 +127,7 @@ def test_a_vendors_torch_is_found_under_the_chatter_of_its_import(tmp_path: Path
 
 def test_a_torch_that_is_too_old_is_an_error_and_not_replaced(tmp_path: Path) -> None:
     python = write_program(tmp_path / "python", """echo '["1.13.1", [], []]'""")
-    with pytest.raises(InstallError, match=r"has torch 1\.13\.1, and 2\.6 or newer is needed"):
+    with pytest.raises(InstallError, match=r"has torch 1\.13\.1, but 2\.6 or newer is needed"):
         find_torch(python)
 
 
@@ -227,7 +227,7 @@ def test_a_terminated_step_takes_its_childrens_children_along(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", program], cwd=venv.ROOT, stdout=subprocess.PIPE) as started:
         while not (log.exists() and re.search(r"^\d+$", log.read_text(), re.MULTILINE)):
             assert started.poll() is None
-        time.sleep(0.2)  # the step is now waited for
+        time.sleep(0.2)  # by now `step` waits for the command
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=30) == 128 + signal.SIGTERM
     sleeper = Path("/proc", log.read_text().splitlines()[-1], "cmdline")
@@ -240,7 +240,7 @@ def test_the_installer_imports_nothing_that_a_bare_python_lacks() -> None:
 
 
 def a_python(environment: Environment, status: int) -> Environment:
-    """An environment whose interpreter does nothing but end."""
+    """Give the environment an interpreter that only prints a word and exits with `status`."""
     environment.python.parent.mkdir(parents=True)
     write_program(environment.python, f"echo compiling; exit {status}")
     return environment
@@ -263,7 +263,7 @@ def test_what_is_left_out_is_said_on_the_screen(
 ) -> None:
     monkeypatch.setattr(operators, "has_libaio", lambda: False)
     a_python(Environment(tmp_path), status=0).compile_ops(gpus=False)
-    assert "async_io (for offload to NVMe) is left out; libaio is missing" in capsys.readouterr().out
+    assert "async_io (for offload to NVMe) not compiled: libaio is missing" in capsys.readouterr().out
 
 
 def test_compiling_takes_over_from_a_killed_install_but_not_from_a_job(
@@ -276,12 +276,12 @@ def test_compiling_takes_over_from_a_killed_install_but_not_from_a_job(
     os.utime(old, (0, time.time() - operators.STALE_LOCK_S))
     a_python(Environment(tmp_path), status=0).compile_ops(gpus=False)
     assert (old.exists(), young.exists()) == (False, True)
-    assert f"if nobody does (a killed install), delete {young}\n" in capsys.readouterr().out
+    assert f"if none does (a killed install), delete {young}\n" in capsys.readouterr().out
 
 
 @pytest.fixture
 def compiled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """An install that does nothing but note whether it compiles for GPUs."""
+    """Replace all install steps, and return the list in which they record whether they compile for GPUs."""
     for step in ("create", "install_torch", "install_project", "verify"):
         monkeypatch.setattr(Environment, step, lambda *arguments: None)
     noted: list[bool] = []

@@ -70,18 +70,18 @@ def test_the_distance_of_two_models_goes_over_all_parameters_once() -> None:
     before = [Held(torch.zeros(2), 1), Held(torch.zeros(1, dtype=torch.bfloat16), 4)]
     after = [
         Held(torch.tensor([2.0, 3.0]), 1),
-        Held(torch.full((1,), 12.0, dtype=torch.bfloat16), 4),  # this rank answers for a quarter of it
+        Held(torch.full((1,), 12.0, dtype=torch.bfloat16), 4),  # this rank contributes a quarter of it
     ]
     assert distance(before, after, torch.device("cpu")) == pytest.approx(7)
 
 
 # ---------------------------------------------------------------- when timing ends
 
-FASTER_THAN_ANY_S = -1.0  # which no step beats, on however noisy a machine
+FASTER_THAN_ANY_S = -1.0  # no step beats this, however noisy the machine is
 
 
 class Nothing:
-    """An engine that has nothing to do. See TrainEngine."""
+    """An engine that does nothing. Implements TrainEngine."""
 
     def step(self, batches: Iterator[torch.Tensor], lap: Callable[[Part], None]) -> torch.Tensor:
         for part in (Part.FETCH, Part.FORWARD, Part.BACKWARD, Part.UPDATE):
@@ -100,7 +100,7 @@ class Nothing:
 
 @pytest.fixture
 def timed(alone: None, tmp_path: Path) -> Callable[..., tuple[Timings, list[StepMetrics]]]:
-    """Time at most 10 steps of nothing, after one of warm-up, and take two apart."""
+    """Run one warm-up step, at most 10 timed steps and two split steps of an engine that does nothing."""
 
     def run(**measure: Any) -> tuple[Timings, list[StepMetrics]]:
         asked = MeasureSpec(**{"warmup_steps": 1, "steps": 10, "split_steps": 2, **measure})
@@ -153,7 +153,7 @@ def test_a_first_step_that_is_timed_counts(timed: Timed) -> None:
 def ended(
     start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[RankMeasurement]]:
-    """What two ranks say of each of five plans, which may end early for different reasons."""
+    """Measurements of two ranks for each of five plans, whose timing may end for different reasons."""
     asked = MeasureSpec(warmup_steps=1, steps=10, split_steps=1)
     precise = replace(asked, precision=1e6)
     futile = replace(asked, beat_step_s=FASTER_THAN_ANY_S)

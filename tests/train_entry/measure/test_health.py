@@ -1,4 +1,4 @@
-"""A card as NVML tells of it, by an NVML that says what a test wants."""
+"""The health of a GPU, with a fake NVML whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """One card, known by its UUID and its place on the bus."""
+    """An NVML with one GPU, which can be found by its UUID and by its PCI address."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -25,7 +25,7 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.clock_mhz, self.temperature_c, self.power_mw, self.reasons = 1980, 50, 600_000, 0
-        self.refuses = ""  # the name of a call
+        self.refuses = ""  # the name of a call that fails
 
     def nvmlInit(self) -> None:
         self._answer("nvmlInit", None)
@@ -72,7 +72,7 @@ def nvml() -> FakeNvml:
 
 
 def health(nvml: FakeNvml, *looks: dict[str, int], properties: Any = BY_UUID) -> DeviceHealth | None:
-    """After as many looks, at each of which NVML says something else."""
+    """Return the health after several looks. NVML's answers change before each look as given."""
     watch = Watch(open_card(nvml, properties))
     for look in looks:
         vars(nvml).update(look)

@@ -17,12 +17,12 @@ GIB = 2**30
 
 
 def test_the_highest_use_of_the_host_outlives_its_phase() -> None:
-    HostMeter().take()  # where permitted, what other tests took is forgotten
+    HostMeter().take()  # resets the peak that other tests reached, if the system permits it
     meter = HostMeter()
     meter.take()
     before = meter.host_peak_bytes()
     unused = before - psutil.Process().memory_info().rss
-    torch.ones(unused + 64 * MIB, dtype=torch.uint8)  # more than ever, and gone at once
+    torch.ones(unused + 64 * MIB, dtype=torch.uint8)  # a new peak, freed at once
     with_it = meter.take().allocated_bytes
     assert with_it > before + 32 * MIB
     assert meter.take().allocated_bytes <= meter.host_peak_bytes()
@@ -51,7 +51,7 @@ def test_records_from_before_it_was_measured_are_read() -> None:
 
 @pytest.fixture
 def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What torch's allocator is told, for a card of 80 GiB."""
+    """The fractions that torch's allocator is given, for a GPU of 80 GiB."""
     told: list[float] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(

@@ -1,4 +1,7 @@
-"""What holds when one looks again and again. Seeds are fixed; `make bench` draws more, and more kinds."""
+"""The interval and the decision hold over repeated looks.
+
+Seeds are fixed here; `make bench` draws more runs and more kinds of noise.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def measure(**changes: object) -> MeasureSpec:
 
 
 def martingale(steps_s: Sequence[float], mean_s: float) -> float:
-    """The Bayes factor against this mean."""
+    """Return the Bayes factor against this mean."""
     n, spread = len(steps_s), 1 + len(steps_s) * EFFECT_VARIANCE
     t_squared = n * (fmean(steps_s) - mean_s) ** 2 / stdev(steps_s) ** 2
     odds = (1 + t_squared / (n - 1)) / (1 + t_squared / (n - 1) / spread)
@@ -35,7 +38,7 @@ def martingale(steps_s: Sequence[float], mean_s: float) -> float:
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 def test_the_interval_ends_where_the_evidence_against_a_mean_is_one_over_alpha(confidence: float) -> None:
-    steps_s = (3.0, 1.0, 3.5, 1.2, 2.9, 0.8, 3.3, 1.1)  # by turns: no correlation to correct for
+    steps_s = (3.0, 1.0, 3.5, 1.2, 2.9, 0.8, 3.3, 1.1)  # alternating: no positive correlation to correct for
     width_s = half_width_s(steps_s, confidence)
     assert width_s is not None
     for end_s in (fmean(steps_s) - width_s, fmean(steps_s) + width_s):
@@ -66,7 +69,7 @@ def test_slow_steps_side_by_side_say_less_than_scattered_ones() -> None:
     assert side_by_side > 2 * scattered
 
 
-# ---------------------------------------------------------------- how often it is wrong
+# ---------------------------------------------------------------- how often the interval misses
 
 Draw = Callable[[random.Random], list[float]]
 
@@ -76,7 +79,7 @@ def normal(rng: random.Random) -> list[float]:
 
 
 def correlated(rng: random.Random) -> list[float]:
-    """Of neighbouring steps: 0.2."""
+    """Draw steps whose neighbours are correlated by 0.2."""
     noise = [rng.gauss(0, 1)]
     for _ in range(19):
         noise.append(0.2 * noise[-1] + math.sqrt(1 - 0.2**2) * rng.gauss(0, 1))
@@ -84,13 +87,13 @@ def correlated(rng: random.Random) -> list[float]:
 
 
 def with_hiccups(rng: random.Random) -> list[float]:
-    """One step in twenty takes half as long again, or longer. The typical one takes a second."""
+    """Draw steps of typically one second, of which one in twenty takes half as long again on average."""
     steps_s = [rng.lognormvariate(0, 0.05) for _ in range(20)]
     return [s * (1 + rng.expovariate(2)) if rng.random() < 0.05 else s for s in steps_s]
 
 
 def misses(draw: Draw) -> float:
-    """Share of runs in which the interval leaves out 1 s at any look from 2 to 20 steps."""
+    """Return the share of runs in which the interval misses 1 s at any look from 2 to 20 steps."""
     rng = random.Random(1)
     runs = [draw(rng) for _ in range(RUNS)]
     return fmean(any(is_missed(steps_s[:n]) for n in range(2, 21)) for steps_s in runs)

@@ -61,7 +61,7 @@ def test_every_kth_block_runs_twice_and_no_gradient_changes(
 
 
 def count_calls_of_mlps(model: torch.nn.Module) -> list[None]:
-    """A list that grows by one at each call."""
+    """Return a list that grows by one item at each call of an MLP."""
     calls: list[None] = []
     for name, module in model.named_modules():
         if name.endswith(".mlp"):
@@ -71,7 +71,7 @@ def count_calls_of_mlps(model: torch.nn.Module) -> list[None]:
 
 def test_a_model_without_blocks_cannot_recompute_them(spec: TrialSpec) -> None:
     model = build_model(dataclasses.replace(spec.model, layers=0), spec.plan, CPU)
-    with pytest.raises(ValueError, match=r"checkpoint_every=2: .* llama has no blocks .* 0 leaves it off"):
+    with pytest.raises(ValueError, match=r"checkpoint_every=2: .* llama has no blocks .* 0 turns this off"):
         recompute_blocks(model, 2)
 
 

@@ -14,7 +14,7 @@ from train_entry.model.shape import main
 def test_a_directory_gives_back_the_shape_it_was_made_from(
     spec: TrialSpec, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kv_heads = {"llama": 2, "gpt2": 4}[family]  # GPT-2 has as many as heads
+    kv_heads = {"llama": 2, "gpt2": 4}[family]  # GPT-2 has one per head
     shape = dataclasses.replace(spec.model, family=family, kv_heads=kv_heads)
     config_of(shape).save_pretrained(tmp_path)
     assert main([str(tmp_path)]) == 0

@@ -1,4 +1,4 @@
-"""Stages one after another compute what the whole model does, and hold what it holds."""
+"""Pipeline stages, run one after another, compute the whole model's loss and hold its parameters."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_family_whose_parts_are_not_known_is_refused_by_name() -> None:
         cut_out(model, parallel(0, pipeline=2), stage=0)
 
 
-# ---------------------------------------------------------------- matrices
+# ---------------------------------------------------------------- split matrices
 
 
 def test_parts_of_matrices_put_together_are_the_matrices() -> None:

@@ -40,13 +40,13 @@ def model(spec: TrialSpec, shape: ModelShape) -> PreTrainedModel:
 
 @pytest.fixture
 def poison() -> Iterator[None]:
-    """Memory that torch gives out and nobody writes to holds NaN."""
+    """Let torch fill new memory with NaN, so that values that nothing writes show."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-# ---------------------------------------------------------------- new ones
+# ---------------------------------------------------------------- new weights
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -61,7 +61,7 @@ def test_no_value_is_left_as_memory_had_it(
 
 def test_matrices_are_drawn_norms_are_one_and_biases_zero(model: PreTrainedModel) -> None:
     std = model.config.initializer_range
-    residual = std / (2 * 2) ** 0.5  # GPT-2 scales what its two blocks add, twice each
+    residual = std / (2 * 2) ** 0.5  # GPT-2 scales its residual matrices: two in each of two blocks
     for name, values in model.named_parameters():
         expected = residual if "c_proj.weight" in name else std if values.ndim == 2 else 0
         assert float(values.detach().std()) == pytest.approx(expected, rel=0.1), name
@@ -99,7 +99,7 @@ def twin_of(model: PreTrainedModel, shape: ModelShape) -> PreTrainedModel:
 def test_a_parameter_without_a_rule_is_refused_by_name(model: PreTrainedModel, shape: ModelShape) -> None:
     twin = twin_of(model, shape)
     twin.register_parameter("forgotten", torch.nn.Parameter(torch.empty(2, device="meta")))
-    with pytest.raises(ValueError, match=r"no rule for new weights of forgotten in .* set model\.path"):
+    with pytest.raises(ValueError, match=r"no rule to initialize forgotten of .* set model\.path"):
         NewWeights(twin, 0, CPU)
 
 
@@ -109,11 +109,11 @@ def test_a_rule_that_reads_weights_is_refused(
     twin = twin_of(model, shape)
     reads = next(twin.parameters()).sum()
     monkeypatch.setattr(twin, "_init_weights", lambda module: reads.item())
-    with pytest.raises(ValueError, match=r"cannot be given new weights here: set model\.path"):
+    with pytest.raises(ValueError, match=r"cannot be initialized with new weights: set model\.path"):
         NewWeights(twin, 0, CPU)
 
 
-# ---------------------------------------------------------------- saved ones
+# ---------------------------------------------------------------- saved weights
 
 
 def as_safetensors(tensors: Tensors, directory: Path) -> None:
@@ -229,14 +229,14 @@ def test_a_file_that_an_index_names_must_be_there(
     as_two_safetensors(parameters(model), tmp_path)
     (tmp_path / "model-1.safetensors").unlink()
     with pytest.raises(
-        ValueError, match=r"index\.json names model-1\.safetensors, which its directory lacks"
+        ValueError, match=r"index\.json names model-1\.safetensors, which the directory does not hold"
     ):
         loaded(spec, shape, tmp_path)
 
 
 def test_weights_under_another_name_are_not_passed_over(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"holds adapter_model\.safetensors, and none of model\.safetensors"):
+    with pytest.raises(ValueError, match=r"holds adapter_model\.safetensors, but none of model\.safetensors"):
         has_weights(tmp_path)
 
 
@@ -248,7 +248,7 @@ def test_buffers_that_were_saved_are_filled(model: PreTrainedModel, tmp_path: Pa
     assert set(load_file(tmp_path / "model.safetensors")) > {"bias_of_experts"}
 
 
-# ---------------------------------------------------------------- what transformers does on the way
+# ---------------------------------------------------------------- renamed and converted tensors
 
 
 EXPERTS = {
@@ -302,7 +302,7 @@ def test_experts_that_are_stored_one_by_one_are_refused_by_type(
         ValueError, match=r"experts\.0\.\S+, .* and 3 more would have to be converted"
     ) as caught:
         SavedWeights(tmp_path, model)
-    assert f"a model of type {build.__name__} trains with other tensors" in str(caught.value)
+    assert f"stores other tensors than a model of type {build.__name__} trains" in str(caught.value)
 
 
 @pytest.mark.parametrize("build", [mixtral, qwen3_moe])

@@ -1,1 +1,1 @@
-"""A job: what it is told, and what it writes. The first thing to read."""
+"""A job's input (spec) and output (results), and the files that hold them. Read this package first."""

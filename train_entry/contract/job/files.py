@@ -1,4 +1,4 @@
-"""The files of one attempt: who writes which."""
+"""The files of one attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """One launch. The job writes all but spec, config, `stop` and what a scheduler says."""
+    """The directory of one attempt.
+
+    The orchestrator writes spec, ds_config, stop, submission, launcher and scheduler; the job the rest.
+    """
 
     path: Path
 
@@ -30,7 +33,7 @@ class AttemptDir:
 
     @property
     def stop(self) -> Path:
-        """Its presence asks the job to time no further step. The orchestrator writes it."""
+        """The orchestrator creates this file to ask the job to time no further step."""
         return self.path / "stop"
 
     @property
@@ -39,7 +42,7 @@ class AttemptDir:
 
     @property
     def address(self) -> Path:
-        """Where ranks on several hosts meet."""
+        """The address at which ranks on several hosts meet."""
         return self.path / "address.json"
 
     @property
@@ -48,7 +51,7 @@ class AttemptDir:
 
     @property
     def scheduler(self) -> Path:
-        """The scheduler's word on how the job ended."""
+        """The scheduler's statement on how the job ended."""
         return self.path / "scheduler.json"
 
     @property
@@ -61,7 +64,7 @@ class AttemptDir:
         return self.path / "launcher.json"
 
     def node(self, number: int) -> Path:
-        """What leads the ranks of one host, where they were started over ssh."""
+        """The process that leads the ranks of one host, if they were started over ssh."""
         return self.path / f"node{number}.json"
 
     def heartbeat(self, rank: int) -> Path:
@@ -77,5 +80,5 @@ class AttemptDir:
         return self.path / f"log.rank{rank}.txt"
 
     def stacks(self, rank: int) -> Path:
-        """Python stacks of a rank that was ended for being silent."""
+        """Python stacks of a rank that was ended because it was silent for too long."""
         return self.path / f"stacks.rank{rank}.txt"

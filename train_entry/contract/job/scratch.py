@@ -1,6 +1,6 @@
-"""A rank's directory on the disk that its plan offloads to: its name, and how to tell that it is abandoned.
+"""Name, lock and clean up a rank's scratch directory on the disk that its plan offloads to.
 
-A rank that is killed cannot delete what it wrote, and what is left counts as used when a plan asks for space.
+A killed rank cannot delete what it wrote, and its files take the disk space that later plans need.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from pathlib import Path
 
 
 def scratch_prefix() -> str:
-    """How the names of this host's directories begin, and no other host's.
+    """The prefix of this host's scratch directories; no other host uses it.
 
-    flock may know the locks of one host only: on a shared file system others' live directories look unlocked.
+    flock may work within one host only: on a shared file system, other hosts' live directories look unlocked.
     """
-    return f"shardsweep-{socket.gethostname()}@"  # no hostname holds an @, so none begins another
+    return f"shardsweep-{socket.gethostname()}@"  # no hostname contains @, so no prefix is part of another
 
 
 def lock_scratch(directory: Path) -> int | None:
-    """The lock that shows a directory to be in use, dropped by the kernel with the processes that hold it.
+    """Lock a directory to mark it as in use, and return the lock's file descriptor.
 
-    None where somebody else holds it, or the directory is gone. Raises OSError where it cannot be locked.
+    The kernel drops the lock when the last process that holds it ends. Return None if another process holds
+    it or the directory is gone. Raise OSError if the directory cannot be locked.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -42,8 +43,8 @@ def lock_scratch(directory: Path) -> int | None:
 
 
 def delete_abandoned_scratch(root: Path) -> None:
-    """Delete what ranks of this host, now gone, left below `root`; what cannot be deleted stays."""
-    with suppress(OSError):  # not ours, or not a file system that knows locks
+    """Delete the directories that dead ranks of this host left below `root`, as far as that is possible."""
+    with suppress(OSError):  # another user's root, or a file system without locks
         for directory in root.glob(f"{scratch_prefix()}*"):
             _delete_unlocked(directory)
 

@@ -1,4 +1,4 @@
-"""What a job is told: model, data, plan, how long to look."""
+"""The specification of a job: model, data, plan, and how long to measure."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from train_entry.contract.shared.words import AttemptKind, Attention, Engine, Of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A causal language model, precise enough to build it and to count it."""
+    """A causal language model's dimensions: enough to build it and to count its parameters."""
 
     name: str
     family: str  # a transformers model_type: llama, gpt2, ...
-    parameters: int  # all of them, embeddings included, tied ones once
+    parameters: int  # all, embeddings included; tied ones count once
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     ffn: int
     vocab: int
-    positions: int  # longest sequence it was made for
+    positions: int  # the longest sequence that the model supports, in tokens
     tied_embeddings: bool
-    has_biases: bool = False  # in a llama's matrices, of which most have none
-    path: str | None = None  # a local directory with config.json, perhaps weights; None: built from the shape
+    has_biases: bool = False  # of a llama's matrices, which rarely have them
+    path: str | None = None  # local directory with config.json, maybe weights; None: built from the shape
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest matrix: an embedding, or a feed-forward layer."""
+        """Elements of the largest matrix, which is the embedding or a feed-forward matrix."""
         return self.hidden * max(self.vocab, self.ffn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec:
-    """Where tokens come from."""
+    """The source of the tokens."""
 
     kind: str  # stdlib, text or synthetic
     path: str | None = None  # text: a file, or a directory searched for *.txt, *.md, *.jsonl, *.py
-    tokenizer: str | None = None  # a local tokenizer directory; None: one token a byte
+    tokenizer: str | None = None  # a local tokenizer directory; None: one token per byte
     max_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroPlan:
-    """DeepSpeed's zero_optimization section. Sizes in elements, as DeepSpeed counts them."""
+    """DeepSpeed's zero_optimization section. Sizes are in elements, as in DeepSpeed."""
 
-    stage: int  # 0: nothing is sharded, as always with ddp
+    stage: int  # 0: nothing is sharded; always 0 with ddp
     reduce_bucket_size: int = 500_000_000
     allgather_bucket_size: int = 500_000_000
     overlap_comm: bool = False
@@ -60,14 +60,14 @@ class ZeroPlan:
     max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
     sub_group_size: int = 1_000_000_000
-    hpz_partition_size: int = 1  # ZeRO++: ranks that keep a second copy of the weights among themselves
+    hpz_partition_size: int = 1  # ZeRO++: ranks that together hold a second copy of the weights
     quantized_weights: bool = False
     quantized_gradients: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AioPlan:
-    """How libaio reads and writes what is offloaded to NVMe."""
+    """Parameters of libaio, which reads and writes the states offloaded to NVMe."""
 
     block_size_bytes: int = 1_048_576
     queue_depth: int = 8
@@ -78,21 +78,21 @@ class AioPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadPlan:
-    """What ZeRO keeps off the device, and how it gets there and back."""
+    """The states that ZeRO offloads, and the way they are moved."""
 
     optimizer: Offload = Offload.NONE
     param: Offload = Offload.NONE
-    ratio: float = 1.0  # share of the optimizer's states that is updated on the CPU
+    ratio: float = 1.0  # share of the optimizer states that is updated on the CPU
     pin_memory: bool = True
-    max_in_cpu: int = 1_000_000_000  # param on NVMe: elements a rank keeps in host memory all the same
-    buffer_count: int = 5  # param on NVMe: buffers, of buffer_size elements each
+    max_in_cpu: int = 1_000_000_000  # param on NVMe: elements that a rank still keeps in host memory
+    buffer_count: int = 5  # param on NVMe: number of buffers, of buffer_size elements each
     buffer_size: int = 100_000_000
     nvme_path: str | None = None
     aio: AioPlan = AioPlan()
 
     @property
     def devices(self) -> frozenset[Offload]:
-        """Where anything is kept, the device itself aside."""
+        """The places, other than the device, that hold any states."""
         return frozenset((self.optimizer, self.param)) - {Offload.NONE}
 
 
@@ -106,19 +106,19 @@ class DdpPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossScalePlan:
-    """How fp16 keeps small gradients from vanishing."""
+    """Loss scaling in fp16, which keeps small gradients from vanishing."""
 
-    static: float = 0.0  # 0: dynamic, by the numbers below
-    initial_power: int = 16  # it begins at 2 to this power
-    window: int = 1000  # steps without overflow after which it doubles
-    hysteresis: int = 2  # overflows before it halves
+    static: float = 0.0  # the fixed scale; 0: dynamic, with the values below
+    initial_power: int = 16  # the scale begins at 2 to this power
+    window: int = 1000  # steps without overflow after which the scale doubles
+    hysteresis: int = 2  # overflows before the scale halves
     minimum: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerPlan:
     name: str  # adamw or sgd
-    lr: float  # the peak learning rate in effect, after the scaling rule
+    lr: float  # the peak learning rate, after the scaling rule
     weight_decay: float
     beta1: float = 0.0
     beta2: float = 0.0
@@ -132,33 +132,33 @@ class SchedulePlan:
     """The learning rate over the steps; its peak is the optimizer's `lr`."""
 
     kind: Schedule = Schedule.CONSTANT
-    warmup_steps: int = 0  # 0: from the first step at the peak
+    warmup_steps: int = 0  # 0: the first step already uses the peak rate
     warmup_from: float = 0.0  # the rate at which the warm-up begins
     total_steps: int = 0  # linear and cosine: the step at which the decay has ended
-    end: float = 0.0  # cosine: the rate it ends at
+    end: float = 0.0  # cosine: the rate at which the decay ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinates:
-    """Where a rank stands in each of the three ways in which work is divided."""
+    """A rank's position along each of the three axes that divide the work."""
 
-    stage: int  # of the pipeline, from the embedding to the head
-    data: int  # which share of the samples
-    tensor: int  # which share of every split matrix
+    stage: int  # index of the pipeline stage, counted from the embedding to the head
+    data: int  # index of its share of the samples
+    tensor: int  # index of its part of every split matrix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Knobs resolved for a rank count: everything that changes what the ranks execute.
 
-    A knob that has no effect on this plan stands at its default.
+    A knob that has no effect on this plan has its default value.
     """
 
     engine: Engine
     ranks: int
     tensor: int
     pipeline: int
-    micro_batch: int  # sequences per rank and forward pass
+    micro_batch: int  # sequences per rank and forward pass; ranks of one model copy see the same ones
     global_batch: int  # sequences per optimizer step, over all ranks
     seq_len: int
     precision: Precision
@@ -166,41 +166,42 @@ class Plan:
     optimizer: OptimizerPlan
     zero: ZeroPlan
     seed: int
-    grad_accum_dtype: Precision | None = None  # None: that of the forward and backward pass
+    grad_accum_dtype: Precision | None = None  # None: the same as `precision`
     loss_scale: LossScalePlan = LossScalePlan()
     schedule: SchedulePlan = SchedulePlan()
     offload: OffloadPlan = OffloadPlan()
     ddp: DdpPlan = DdpPlan()
-    checkpoint_every: int = 0  # every k-th transformer block keeps its input only; 0: none, 1: all
+    checkpoint_every: int = 0  # k: every k-th transformer block is recomputed; 0: none, 1: all
     attention: Attention = Attention.SDPA
     compile: bool = False
-    expandable_segments: bool = False  # torch's CUDA allocator grows segments instead of adding others
+    expandable_segments: bool = False  # torch's CUDA allocator grows segments instead of adding new ones
 
     @property
     def data(self) -> int:
-        """Copies of the model, which see different samples."""
+        """The data degree: the number of model copies, each of which sees different samples."""
         return self.ranks // (self.tensor * self.pipeline)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Neighbours share matrices, the farthest apart are stages: the more is sent, the closer.
+        """Return the position of a rank. Tensor ranks are adjacent, then data ranks, then stages.
 
-        The order of DeepSpeed's PipeModelDataParallelTopology.
+        Ranks that exchange more data are thus closer together. DeepSpeed's PipeModelDataParallelTopology has
+        the same order.
         """
         copy_and_stage, tensor = divmod(rank, self.tensor)
         stage, data = divmod(copy_and_stage, self.data)
         return Coordinates(stage=stage, data=data, tensor=tensor)
 
     def blocks(self, stage: int, layers: int) -> range:
-        """The transformer blocks of a stage, out of all `layers`: equally many each."""
+        """Return the transformer blocks of a stage. All stages have the same number of the `layers`."""
         each = layers // self.pipeline
         return range(stage * each, (stage + 1) * each)
 
     @property
     def bubble(self) -> float:
-        """Share of a step in which a rank waits for other stages, at best: (p - 1) / (m + p - 1).
+        """Least share of a step in which a rank waits for other stages: (p - 1) / (m + p - 1).
 
-        For p stages, m micro-batches and 1F1B; Narayanan et al. 2021, arXiv 2104.04473, section 2.2, give it
-        relative to the time without waiting.
+        p is the number of stages, m that of micro-batches; the schedule is 1F1B. Narayanan et al. 2021, arXiv
+        2104.04473, section 2.2, give the same time relative to the time without waiting.
         """
         return (self.pipeline - 1) / (self.grad_accum + self.pipeline - 1)
 
@@ -214,7 +215,7 @@ class Plan:
 
     @property
     def strategy(self) -> str:
-        """The name tables use; derived from what runs, never from the preset that was asked."""
+        """The name that tables use. It is derived from what runs, never from the preset in the command."""
         if self.engine is Engine.DDP:
             return "ddp"
         devices = self.offload.devices
@@ -230,34 +231,34 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureSpec:
-    """How long to look."""
+    """The number of steps to run and time, and when to stop early."""
 
-    warmup_steps: int  # dropped from timing: allocator growth, lazily created optimizer state
-    steps: int  # timed, at most
-    split_steps: int  # after the timed ones: forward, backward and step timed apart, each synchronized
+    warmup_steps: int  # not timed: the allocator grows and optimizer states are created
+    steps: int  # timed steps, at most
+    split_steps: int  # after the timed ones: forward, backward and update timed separately, synchronized
     update_norms: bool = False  # also record the norm of each parameter update (costs a copy of the model)
-    # Timing ends before `steps` once the mean step time is known to this relative half-width, at this
-    # confidence however often one looks; 0: never.
+    # Timing ends before `steps` once the interval of the mean step time has this relative half-width. The
+    # confidence holds over all looks together. 0: timing never ends for this reason.
     precision: float = 0.0
     confidence: float = 0.95
-    min_steps: int = 4  # timed before the first look
+    min_steps: int = 4  # timed steps before the first look
     look_every: int = 2  # timed steps from one look to the next
-    beat_step_s: float | None = None  # ends also once it is known to be slower than this: it cannot win
+    beat_step_s: float | None = None  # timing also ends once steps are known to be slower: it cannot win
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLimits:
-    """When a supervisor ends its rank."""
+    """The time limits after which a supervisor ends its rank."""
 
     attempt_s: float  # from the end of start-up, which has a limit of its own
-    startup_silence_s: float  # longest time without a new heartbeat before the first step has ended
-    step_silence_s: float  # and after it
+    startup_silence_s: float  # longest time without a new heartbeat until the first step has ended
+    step_silence_s: float  # longest time without a new heartbeat afterwards
     startup_s: float = 1800.0  # from the start of a rank to the end of its first step, compiling included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the estimate says that a scheduler wants to know before the launch."""
+    """The estimated needs that a scheduler wants to know before the launch."""
 
     steps_s: float  # all steps together, without start-up
     host_bytes: int  # resident memory of all ranks of the fullest node
@@ -265,7 +266,7 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSpec:
-    """All that a job is told."""
+    """The complete input of a job."""
 
     study: str
     trial: int
@@ -277,5 +278,5 @@ class TrialSpec:
     data: DataSpec
     measure: MeasureSpec
     limits: TimeLimits
-    memory_limit_bytes: int | None = None  # that torch may reserve on each GPU; None: all there is
-    expected: Expected | None = None  # None: there was no estimate
+    memory_limit_bytes: int | None = None  # what torch may reserve on each GPU; None: the whole GPU
+    expected: Expected | None = None  # None: there is no estimate

@@ -1,4 +1,4 @@
-"""What tensor parallelism sends, by counting its sums over ranks. Nothing is measured here."""
+"""Communication volume of tensor parallelism, computed by counting its all-reduces. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import math
 from train_entry.contract.job.spec import ModelShape, Plan
 from train_entry.contract.shared.words import Precision
 
-# Sums over tensor ranks in a transformer block for one micro-batch, each of micro_batch x seq_len x hidden
-# elements. Those of a llama were counted on two and four ranks (torch 2.13, DeepSpeed 0.19, not compiled).
-FORWARD = 2  # behind attention and behind the feed-forward layer
+# All-reduces over tensor ranks per transformer block and micro-batch, each of micro_batch x seq_len x hidden
+# elements. Counted for a llama on two and four ranks (torch 2.13, DeepSpeed 0.19, not compiled).
+FORWARD = 2  # after attention and after the feed-forward layer
 BACKWARD = (
-    2  # before both of them: Shoeybi et al. 2019, arXiv 1909.08053, section 3; train_entry/model/split.py
+    2  # before each of them: Shoeybi et al. 2019, arXiv 1909.08053, section 3; train_entry/model/split.py
 )
-# DeepSpeed's own splitting, in use without a pipeline, sums once for each matrix that is split by columns:
+# Without a pipeline DeepSpeed splits the model itself, with one all-reduce per matrix split by columns:
 # query, key, value, gate and up (deepspeed/module_inject/layers.py, ColumnParallel).
 BACKWARD_WITHOUT_PIPELINE = 5
 RECOMPUTED = (
-    1  # torch ends recomputing before the sum behind the feed-forward layer, which nothing needs again
+    1  # torch stops recomputing before the all-reduce after the feed-forward layer: its result is not needed
 )
 
 
 def tensor_volume_bytes(plan: Plan, model: ModelShape) -> int:
-    """What one rank sends to those that share its matrices, in one optimizer step.
+    """Return the bytes that one rank sends to the other tensor ranks of its group in one optimizer step.
 
-    By a ring, in which a sum over t ranks sends 2 (t - 1) / t times its size. Embedding, head and the norm
-    of the gradient are left out: the logits that are gathered for the loss, without a pipeline, are as large
-    as vocab / hidden such sums a micro-batch.
+    A ring all-reduce over t ranks sends 2 (t - 1) / t times the tensor's size. Embedding, head and gradient
+    norm are left out; without a pipeline, the logits gathered for the loss add about vocab / hidden such
+    all-reduces per micro-batch.
     """
     blocks = model.layers // plan.pipeline
     recomputed = math.ceil(blocks / plan.checkpoint_every) if plan.checkpoint_every else 0

@@ -1,1 +1,1 @@
-"""Words, files and figures that jobs and studies share."""
+"""Enumerations, file access, GPU data and text formats that jobs and studies share."""

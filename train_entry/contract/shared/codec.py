@@ -1,4 +1,4 @@
-"""Records to JSON and back, enumerations and tuples rebuilt."""
+"""Convert records to JSON and back. Enumerations and tuples come back as such."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Where a field may hold one of several types, the type's name is written beside its fields.
+# A field may hold one of these types, so JSON records the type's name beside its fields.
 _TAGGED = ("Measurement", "RankMeasurement", "Failure")
 
 
 class ContractError(ValueError):
-    """A file does not hold what it should."""
+    """A file does not hold the record that it should hold."""
 
 
 def dump(record: object, indent: int | None = 2) -> str:
-    """JSON text of a record of this module."""
+    """Return a record of the contract as JSON text."""
     return json.dumps(_encode(record), indent=indent)
 
 
 def load(cls: type[T], text: str) -> T:
-    """The record in a JSON text. Unknown fields are ignored: a newer version may have written them."""
+    """Return the record in a JSON text; ContractError if it holds none.
+
+    Unknown fields are ignored: a newer version may have written them.
+    """
     try:
         decoded: T = _decode(cls, json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Who writes which file, and how: documents are replaced whole, streams only grow, readers are tolerant."""
+"""Read and write records: documents are replaced as a whole, streams only grow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` such that a reader, or a crash, sees the old or the new, never a part."""
+    """Replace the file's content. A reader, or a crash, finds the old or the new text, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -30,13 +30,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, record: object) -> None:
-    """Add one JSON object as a line."""
+    """Append a record as one line of JSON."""
     with path.open("a", encoding="utf-8") as file:
         file.write(dump(record, indent=None) + "\n")
 
 
 def read_lines(path: Path, cls: type[T]) -> Iterator[T]:
-    """The records of a stream; a missing file has none, a torn line (the writer was killed) is skipped."""
+    """Yield a stream's records. A missing file has none; a torn line (its writer was killed) is skipped."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -47,7 +47,7 @@ def read_lines(path: Path, cls: type[T]) -> Iterator[T]:
 
 
 def read_document(path: Path, cls: type[T]) -> T | None:
-    """The record in a file; None where the file is missing. Raises ContractError where it is unreadable."""
+    """Return a file's record, or None if the file is missing. Raise ContractError if it is unreadable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

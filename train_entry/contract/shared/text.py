@@ -1,4 +1,4 @@
-"""Numbers, sizes and values as text: one way in every table, message and page."""
+"""Format numbers, sizes and values: the same way in every table, message and page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 def digits(value: float) -> str:
-    """To about three digits: 12,345; 123; 12.3; 1.23; 0.00123."""
+    """A number with about three significant digits: 12,345; 123; 12.3; 1.23; 0.00123."""
     size = abs(value)
     if size < 0.1:
         return f"{value:.3g}"
@@ -25,7 +25,7 @@ def gib(size_bytes: float) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Bytes in the unit that suits them: 12.3 GiB, 500 MiB, 0.50 KiB; `nothing` for none."""
+    """Bytes in the largest unit that fits: 12.3 GiB, 500 MiB, 0.50 KiB; `nothing` for zero or less."""
     if size_bytes <= 0:
         return "nothing"
     unit, name = next((each for each in _SIZES if size_bytes >= each[0]), _SIZES[-1])
@@ -33,14 +33,14 @@ def size_text(size_bytes: float) -> str:
 
 
 def typed(value: object) -> str:
-    """A value as a command line takes it, every digit kept: true, null, 50000000.0."""
+    """A value as the command line takes it, with every digit: true, null, 50000000.0."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def short(value: Scalar) -> str:
-    """A value for people to read: true, null, 5e8, 0.0003. As short as it goes without losing a digit."""
+    """A value for people to read: true, null, 5e8, 0.0003. As short as possible without losing a digit."""
     if isinstance(value, (bool, str)) or value is None:
         return typed(value)
     if abs(value) < 1e5 or float(f"{value:.3g}") != value:

@@ -1,4 +1,4 @@
-"""The enumerations: each value explains itself."""
+"""The enumerations of the contract."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Scalar = str | int | float | bool | None
 
 
 class Engine(StrEnum):
-    """Who shards and reduces."""
+    """The library that shards the model and reduces the gradients."""
 
     DDP = "ddp"  # torch DistributedDataParallel: the plain baseline
     DEEPSPEED = "deepspeed"
@@ -23,7 +23,7 @@ class Precision(StrEnum):
 
 
 class Offload(StrEnum):
-    """Where states live that ZeRO moves off the device."""
+    """The place to which ZeRO moves states off the device."""
 
     NONE = "none"
     CPU = "cpu"  # host memory
@@ -31,15 +31,15 @@ class Offload(StrEnum):
 
 
 class Attention(StrEnum):
-    """Which implementation of attention transformers uses."""
+    """The implementation of attention that transformers uses."""
 
     SDPA = "sdpa"  # torch's scaled_dot_product_attention, which picks a kernel
-    EAGER = "eager"  # written out: keeps the whole matrix of scores
+    EAGER = "eager"  # plain matrix products: keeps the whole matrix of scores
     FLASH = "flash_attention_2"  # the flash-attn package
 
 
 class Schedule(StrEnum):
-    """What the learning rate does after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     CONSTANT = "constant"  # DeepSpeed's WarmupLR
     LINEAR = "linear"  # WarmupDecayLR
@@ -47,24 +47,24 @@ class Schedule(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """What a rank's memory figures count."""
+    """The kind of memory that a rank's figures count."""
 
     DEVICE = "device"  # torch's allocator on the rank's GPU
-    HOST_RSS = "host_rss"  # resident set of the rank's process: all a CPU run can say
+    HOST_RSS = "host_rss"  # resident set of the rank's process: a CPU run knows nothing finer
 
 
 class State(StrEnum):
-    """Where a trial stands. Only `measured` can win."""
+    """The state of a trial. Only a measured trial can win."""
 
     QUEUED = "queued"
     RUNNING = "running"
     MEASURED = "measured"
     REUSED = "reused"  # would run the same job as an earlier trial, whose measurement it shares
-    INFEASIBLE = "infeasible"  # legal, but cannot fit: predicted, or seen to run out of memory
+    INFEASIBLE = "infeasible"  # legal, but does not fit: by its estimate, or it ran out of memory
     REJECTED = "rejected"  # its knobs make no legal plan; nothing was launched
-    STOPPED = "stopped"  # ended early, because it could not beat the best
+    STOPPED = "stopped"  # timing ended early: the trial could not beat the best, or a stop was requested
     FAILED = "failed"
-    CANCELLED = "cancelled"  # ended by us before it had a result; launched anew on resume
+    CANCELLED = "cancelled"  # the orchestrator ended it before it had a result; launched again on resume
     SUSPECT = "suspect"  # measured, but not to be trusted
 
     @property
@@ -73,15 +73,15 @@ class State(StrEnum):
 
 
 class Fit(StrEnum):
-    """What an estimate says of a plan before it runs."""
+    """An estimate's verdict on whether a plan fits into memory."""
 
     FITS = "fits"
-    BORDERLINE = "borderline"  # too large only if the estimate is too low: a few are launched, to learn
+    BORDERLINE = "borderline"  # may be too large, within the estimate's error: a few are launched, to learn
     TOO_LARGE = "too_large"
 
 
 class Origin(StrEnum):
-    """Why a trial exists."""
+    """The reason why a trial exists."""
 
     BASELINE = "baseline"
     PRIOR = "prior"
@@ -99,23 +99,23 @@ class AttemptKind(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Why a trial is measured again."""
+    """The reason why a trial is measured again."""
 
-    CONFIRM = "confirm"  # the best against each other, alone on the machine, by turns
-    DRIFT = "drift"  # one and the same trial now and then, to see whether the machine has changed
+    CONFIRM = "confirm"  # the best trials are compared: each runs alone on the machine, round after round
+    DRIFT = "drift"  # the same trial is repeated now and then, to see whether the machine has changed
 
 
 class TimingEnd(StrEnum):
-    """Why no further step was timed."""
+    """The reason why timing ended."""
 
-    CAP = "cap"  # all that were asked for
-    PRECISE = "precise"  # the step time is known as exactly as asked
+    CAP = "cap"  # all requested steps were timed
+    PRECISE = "precise"  # the step time is known with the requested precision
     FUTILE = "futile"  # known to be slower than the best
-    ASKED = "asked"  # the orchestrator has asked for an end
+    ASKED = "asked"  # the orchestrator asked the job to stop
 
 
 class Phase(StrEnum):
-    """How far a rank has come; part of its heartbeat and of what a failure reports."""
+    """The phase that a rank has reached. Heartbeats and failures report it."""
 
     IMPORTS = "imports"
     RENDEZVOUS = "rendezvous"
@@ -132,7 +132,7 @@ class Phase(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why an attempt gave no measurement."""
+    """The reason why an attempt gave no measurement."""
 
     explanation: str
 
@@ -158,9 +158,9 @@ class FailureKind(StrEnum):
 
 
 class ExitReason(StrEnum):
-    """Why a rank's process ended, as its supervisor saw it."""
+    """The reason why a rank's process ended, as its supervisor saw it."""
 
-    EXITED = "exited"  # by itself, whatever its status
+    EXITED = "exited"  # by itself, with any status
     HUNG = "hung"
     TIMED_OUT = "timed_out"
     PEER_LOST = "peer_lost"

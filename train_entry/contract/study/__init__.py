@@ -1,1 +1,1 @@
-"""A study: its records, its goals, and everything that is derived from them."""
+"""A study's records and goals, and the values derived from them."""

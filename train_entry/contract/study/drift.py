@@ -1,4 +1,4 @@
-"""Whether the machine has become faster or slower, seen by one trial that is measured now and then. Pure."""
+"""Estimate the machine's drift in speed from one trial that is measured again now and then. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from train_entry.contract.shared.words import Origin, Purpose, State
 from train_entry.contract.study.goals import Goal
 from train_entry.contract.study.trial import Attempt, Trial
 
-NOISE = 0.005  # of a measurement that does not say how exact it is, as a share
-BEYOND = 3.0  # times the noise: a smaller change is no drift
-Mark = tuple[float, float]  # time of day, and the machine's speed then over its speed at first
+NOISE = 0.005  # assumed relative error of a measurement that reports none
+BEYOND = 3.0  # a change counts as drift if it exceeds this many times the noise
+Mark = tuple[float, float]  # time of day, and the machine's speed at that time over its initial speed
 
 
 def drifts_of(trials: Iterable[Trial], goal: Goal, reference: Trial | None) -> Mapping[int, float]:
-    """By number of a measured trial: the machine's speed then over its speed at first; 1 within noise.
+    """Map each measured trial's number to the machine's speed at that time over its initial speed.
 
-    `reference` is the best baseline, in case no trial was measured again for this before.
+    The ratio is 1 while all changes are within noise. `reference` is the best baseline: it is used if no
+    trial has a drift repeat yet.
     """
     known = list(trials)
     found = reference_of(known, reference)
@@ -30,7 +31,10 @@ def drifts_of(trials: Iterable[Trial], goal: Goal, reference: Trial | None) -> M
 
 
 def due(trials: Iterable[Trial], goal: Goal, best_baseline: Trial | None, every: int) -> Trial | None:
-    """The trial to measure again by now, to see drift; None: not yet."""
+    """Return the trial to measure again now to detect drift, or None if that is not due yet.
+
+    It is due when `every` trials were launched and closed since the reference trial was last measured.
+    """
     known = list(trials)
     reference = reference_of(known, best_baseline)
     if not every or reference is None or not goal.is_speed:
@@ -47,7 +51,7 @@ def due(trials: Iterable[Trial], goal: Goal, best_baseline: Trial | None, every:
 
 
 def reference_of(trials: Iterable[Trial], best_baseline: Trial | None) -> Trial | None:
-    """The trial that was measured for this before; else the best baseline."""
+    """The trial that already has drift repeats, or else the best baseline."""
     before = (trial for trial in trials if looks_of(trial) and trial.state is State.MEASURED)
     return next(before, None) or best_baseline
 
@@ -68,7 +72,7 @@ def _marks(reference: Trial) -> list[Mark]:
 
 
 def _noise(reference: Trial) -> float:
-    """Of one measurement: the largest that any measurement of the reference reports."""
+    """The relative error of one measurement: the largest that any measurement of the reference reports."""
     outcomes = [reference.outcome, *(look.outcome for look in looks_of(reference))]
     errors = [seen.relative_error for seen in outcomes if isinstance(seen, Measurement)]
     return max((error if error is not None else NOISE for error in errors), default=NOISE)
@@ -79,7 +83,7 @@ def _is_beyond_noise(marks: Sequence[Mark], noise: float) -> bool:
 
 
 def _at(marks: Sequence[Mark], when: float) -> float:
-    """Between two marks on a straight line; before the first and after the last, the value there."""
+    """Interpolate the speed linearly between marks. Before the first and after the last it is constant."""
     if not marks:
         return 1.0
     index = bisect.bisect(marks, (when, float("inf")))

@@ -1,4 +1,4 @@
-"""What is expected of a plan before it runs, why a configuration is illegal, and what to try next."""
+"""A plan's estimate before it runs, reasons why a configuration is illegal, and advice on what to try."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Reason:
 
     rule: str  # its name
     text: str  # one line: the numbers, and what would be legal
-    source: str = ""  # where it is written, or how it was seen
+    source: str = ""  # the document or code that states the rule, or the observation behind it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to try after a trial that ran out of memory."""
+    """A change to try after a trial that ran out of memory."""
 
     remedy: str  # its name
     changes: Mapping[str, Scalar]  # knobs and their new values
@@ -29,27 +29,27 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What was expected of a plan before it ran."""
+    """A plan's predicted memory and step time, made before it runs."""
 
     fit: Fit
-    why: str  # one line: what there is too little of, with the numbers; empty where all fits
-    peak_bytes: int  # allocated by torch on the fullest rank; resident memory of a rank on a CPU
-    needed_bytes: int  # of that rank, with what fragments, the gate's margin, and the context if it counts
+    why: str  # one line: which memory is too small, with the numbers; empty if the plan fits
+    peak_bytes: int  # allocated by torch on the fullest rank; on a CPU, the rank's resident memory
+    needed_bytes: int  # peak + fragmentation + safety margin, + CUDA context if the limit includes it
     limit_bytes: int  # what a rank may use
-    reservable_bytes: int | None  # of it, by torch's allocator; None on a CPU, which has none
+    reservable_bytes: int | None  # the part of it that torch's allocator may reserve; None on a CPU
     host_bytes: int  # resident memory of all ranks of the fullest node
     host_limit_bytes: int | None
     nvme_bytes: int  # files of all ranks of the fullest node
-    phase: str  # in which the peak lies
+    phase: str  # the phase in which the peak occurs
     components: Mapping[str, int]  # of the peak, in bytes
     step_s: float
     parts: Mapping[str, float]  # of the step, in seconds
     tokens_per_s: float
     tokens_per_s_per_gpu: float
-    observations: int  # finished trials that it had learned from
+    observations: int  # finished trials from which the estimator had learned
 
     @property
     def excess(self) -> float:
-        """By which share more is needed than there is, of what is shortest: 0.1 for a tenth too much."""
+        """The share by which the plan exceeds the scarcest memory: 0.1 is a tenth too much."""
         host = self.host_bytes / max(1, self.host_limit_bytes) if self.host_limit_bytes is not None else 0.0
         return max(host, self.needed_bytes / max(1, self.limit_bytes)) - 1

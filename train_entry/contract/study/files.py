@@ -1,4 +1,4 @@
-"""The files of a study."""
+"""The directories of a study and of its trials, and reading a trial."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StudyDir:
         return TrialDir(self.path / "trials" / f"{number:04d}")
 
     def trials(self) -> list[TrialDir]:
-        """Those that have a record, in the order of their numbers."""
+        """The trial directories that hold a record, in the order of their numbers."""
         return [TrialDir(found.parent) for found in sorted(self.path.glob("trials/[0-9]*/trial.json"))]
 
 
@@ -59,7 +59,7 @@ class TrialDir:
 
 
 def read_trial(folder: TrialDir) -> Trial | None:
-    """The trial of a folder; None where it has no record. Raises ContractError where it is unreadable."""
+    """Return a folder's trial, or None if it has no record. Raise ContractError if it is unreadable."""
     try:
         text = folder.record.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -72,9 +72,9 @@ def read_trial(folder: TrialDir) -> Trial | None:
 
 
 def _with_seconds(trial: Trial, folder: TrialDir) -> Trial:
-    """The trial with GPU-seconds for each attempt, as its supervisors wrote them down.
+    """Return the trial with the GPU-seconds of each attempt, which its supervisors recorded.
 
-    The first edition recorded those of the trial only. Attempts that left none share what is missing.
+    The first edition recorded only the trial's total. Attempts without a record share the remainder equally.
     """
     if trial.plan is None or len(trial.attempts) < 2:
         return trial
@@ -91,7 +91,7 @@ def _with_seconds(trial: Trial, folder: TrialDir) -> Trial:
 
 
 def _seconds(attempt: AttemptDir, ranks: int) -> float | None:
-    """The longest life of a rank's process; None where no supervisor wrote one down."""
+    """The longest lifetime of a rank's process, in seconds; None if no supervisor recorded one."""
     found = []
     for rank in range(ranks):
         try:

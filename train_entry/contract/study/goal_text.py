@@ -1,4 +1,4 @@
-"""How a goal and its values are written, wherever they are shown."""
+"""Format a goal and its values, for every place that shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {
     "loss": "loss",
     "cost": "cost of {tokens} tokens",
 }
-# From so many seconds on a time is given in this unit.
+# Seconds from which a time is given in a unit, the unit's name, and its length in seconds.
 _TIME_UNITS = (
     (3 * HOURS_PER_DAY * SECONDS_PER_HOUR, "days", HOURS_PER_DAY * SECONDS_PER_HOUR),
     (SECONDS_PER_HOUR, "h", SECONDS_PER_HOUR),
@@ -26,7 +26,7 @@ _TIME_UNITS = (
 
 
 def goal_words(goal: Goal) -> str:
-    """What is sought: `tokens/s/GPU`, `time to 1e9 tokens`."""
+    """The goal in words: `tokens/s/GPU`, `time to 1e9 tokens`."""
     return _WORDS.get(goal.name, goal.name).format(tokens=short(goal.tokens))
 
 
@@ -46,12 +46,12 @@ def goal_text(goal: Goal, value: float) -> str:
 
 
 def goal_number(goal: Goal, value: float) -> str:
-    """The same without the unit of throughputs and costs, for the second and third of several."""
+    """Return `goal_text` without `tokens/s`, `loss` or `cost`, for all but the first of several values."""
     text = goal_text(goal, value)
     return text.removesuffix(f" {goal_words(goal)}").removeprefix("loss ").removeprefix("cost ")
 
 
 def time_unit(seconds: Iterable[float]) -> tuple[str, float]:
-    """The unit in which the longest of some times is read best, and its seconds."""
+    """The most readable unit for the longest of these times, and its length in seconds."""
     longest = max(seconds, default=0.0)
     return next((name, unit_s) for least, name, unit_s in _TIME_UNITS if longest >= least)

@@ -1,4 +1,4 @@
-"""What a study seeks: a number of a measurement, and in which direction."""
+"""The goals of a study: a value of a measurement, to be maximized or minimized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS_PER_HOUR = 3600
 
 
 class Figures(Protocol):
-    """A measurement, or an estimate, which knows no loss."""
+    """A measurement or an estimate. An estimate has no loss."""
 
     @property
     def tokens_per_s(self) -> float: ...
@@ -25,11 +25,11 @@ class Figures(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """A name of GOALS, with what it takes to say it of a measurement."""
+    """One of GOALS, with the parameters that its value depends on."""
 
     name: str
-    tokens: float = 0.0  # to be trained: time_to_tokens, cost
-    price_per_gpu_hour: float = 0.0  # cost; in whatever currency
+    tokens: float = 0.0  # time_to_tokens and cost: the number of tokens to train on
+    price_per_gpu_hour: float = 0.0  # cost: in any currency
 
     @property
     def is_maximized(self) -> bool:
@@ -37,11 +37,14 @@ class Goal:
 
     @property
     def is_speed(self) -> bool:
-        """Whether, at a given number of ranks, the faster plan is always the better one."""
+        """True if, at a given number of ranks, the faster plan is always the better one."""
         return self.name not in ("peak_bytes", "loss")
 
     def value(self, seen: Figures) -> float | None:
-        """In its own unit (tokens/s, seconds, bytes, money); None where it is not finite, or not known."""
+        """Return the goal's value in its unit (tokens/s, seconds, bytes, money), or None.
+
+        It is None if it is not finite, or not known.
+        """
         if self.name == "time_to_tokens":
             found = self.tokens / seen.tokens_per_s if seen.tokens_per_s else math.inf
         elif self.name == "cost":
@@ -53,15 +56,18 @@ class Goal:
         return float(found) if is_number else None
 
     def score(self, value: float) -> float:
-        """Larger is better, whatever the goal."""
+        """Return a score for a value. For every goal a larger score is better."""
         return value if self.is_maximized else -value
 
     def gain(self, value: float, over: float) -> float:
-        """By which factor a value is better than another: 1.1 for a tenth. Both are positive."""
+        """The factor by which `value` is better than `over`: 1.1 is a tenth better. Both are positive."""
         return value / over if self.is_maximized else over / value
 
     def slowest_step_s(self, value: float, tokens_per_step: int, ranks: int) -> float | None:
-        """The step time at which a plan of these ranks reaches a value; None: the goal is no speed."""
+        """Return the step time, in seconds, at which a plan of `ranks` ranks reaches a value of the goal.
+
+        Return None if the goal is not a speed.
+        """
         match self.name:
             case "tokens_per_s":
                 return tokens_per_step / value

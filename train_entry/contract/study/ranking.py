@@ -1,4 +1,4 @@
-"""The value of each trial by a goal, and the best one, defined once for all who show or use them. Pure."""
+"""Rank trials by a goal: each trial's value and the best trial, for all modules that need them. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Ranking:
         self.drifts: Mapping[int, float] = drifts_of(self.trials, goal, self._best_baseline_uncorrected())
 
     def drift(self, trial: Trial) -> float:
-        """The machine's speed when the trial was measured, over its speed at first."""
+        """The machine's speed when the trial was measured, over its initial speed."""
         return self.drifts.get(trial.number, 1.0)
 
     def value(self, trial: Trial) -> float | None:
-        """The goal's value without drift; None where there is none, or where training is broken."""
+        """The goal's value, corrected for drift; None if there is none or if the loss is not finite."""
         return undrifted(self.goal, _value(trial.outcome, self.goal), self.drift(trial))
 
     @property
     def contenders(self) -> list[tuple[float, Trial]]:
-        """Trials that can win with their values, the best first; of equals the one tried first."""
+        """The trials that can win, with their values, best first. Ties go to the earlier trial."""
         values = ((self.value(trial), trial) for trial in self.trials if _may_win(trial))
         return _ordered(self.goal, values)
 
@@ -45,7 +45,7 @@ class Ranking:
 
     @property
     def best_baseline(self) -> Trial | None:
-        """The best of the configurations that one would try by hand."""
+        """The best baseline: baselines are the configurations that one would try by hand."""
         return next((trial for _, trial in self.contenders if trial.baseline is not None), None)
 
     def _best_baseline_uncorrected(self) -> Trial | None:
@@ -55,16 +55,16 @@ class Ranking:
 
 
 def undrifted(goal: Goal, value: float | None, drift: float) -> float | None:
-    """A value as it would have been on the machine as it was at first."""
+    """Return the value that the trial would have had at the machine's initial speed."""
     if value is None or not goal.is_speed:
         return value
     return value / drift if goal.is_maximized else value * drift
 
 
 def launch_noise(trials: Iterable[Trial], goal: Goal) -> float | None:
-    """By how much launches of one plan differ, as a share: two standard deviations; None: not known.
+    """Return two standard deviations between launches of one plan, as a share of the value; None: not known.
 
-    From trials that were measured again, to confirm them or to see drift, which then counts as noise.
+    It is computed from all trials with repeats. Drift between the repeats thus counts as noise.
     """
     squares, freedom = 0.0, 0
     for trial in trials:
@@ -79,7 +79,10 @@ def launch_noise(trials: Iterable[Trial], goal: Goal) -> float | None:
 
 
 def on_front(points: Sequence[Sequence[float]]) -> list[bool]:
-    """For each point, whether no other is as good everywhere and better somewhere. Larger is better."""
+    """Return for each point whether it is on the Pareto front. Larger is better.
+
+    It is if no other point is at least as good in every coordinate and better in one.
+    """
     return [not any(_dominates(other, point) for other in points) for point in points]
 
 
@@ -99,6 +102,6 @@ def _value(outcome: Outcome | None, goal: Goal) -> float | None:
 
 
 def _ordered(goal: Goal, values: Iterable[tuple[float | None, Trial]]) -> list[tuple[float, Trial]]:
-    """Known values with their trials, the best first; of equals the lower number."""
+    """Sort trials by value, best first; ties by number. Trials without a value are left out."""
     known = [(value, trial) for value, trial in values if value is not None]
     return sorted(known, key=lambda each: (-goal.score(each[0]), each[1].number))

@@ -1,4 +1,4 @@
-"""study.json and winner.json: what a study was asked, and what its confirmation came to."""
+"""study.json and winner.json: a study's settings, and the result of its confirmation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from train_entry.contract.study.upgrade import upgraded_study, upgraded_winner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRecord:
-    """study.json: what was asked."""
+    """study.json: the study's settings."""
 
     name: str
-    created_at: float
-    asked: Mapping[str, Scalar]  # dotted key to value: another value is another study
+    created_at: float  # time of day
+    asked: Mapping[str, Scalar]  # dotted key to value: another value means another study
     dimensions: Mapping[str, str]  # knob to its range, in Hydra's grammar
     limits: Mapping[str, Scalar]  # may be raised on resume
-    versions: Mapping[str, str]  # of what changes a timing
+    versions: Mapping[str, str]  # of everything that changes timings
     model: ModelShape
-    goals: tuple[Goal, ...]  # what is sought, the most important first
-    overrides: tuple[str, ...] = ()  # the command line that made it
+    goals: tuple[Goal, ...]  # the most important first
+    overrides: tuple[str, ...] = ()  # the command line that started the study
 
     @staticmethod
     def upgraded(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,28 +38,28 @@ class StudyRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What repeats showed of one trial."""
+    """One trial's result over its repeats."""
 
     trial: int
-    value: float  # of the goal, mean over its repeats
-    low: float  # of the interval at Winner.confidence
+    value: float  # of the goal, mean over the repeats
+    low: float  # bounds of the interval at Winner.confidence
     high: float
     repeats: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Winner:
-    """winner.json: what the confirmation came to."""
+    """winner.json: the result of the confirmation."""
 
     goal: str
     trial: int
     confidence: float
-    standings: tuple[Standing, ...]  # of all that were repeated, the best first
-    # Trials that cannot be told apart from the best; of these the winner needs least memory.
+    standings: tuple[Standing, ...]  # of all repeated trials, best first
+    # Trials that the repeats cannot distinguish from the best. Of these the winner needs the least memory.
     tied: tuple[int, ...] = ()
-    noise: float | None = None  # standard deviation of one repeat over its mean; None: too few
+    noise: float | None = None  # standard deviation of one repeat over the mean; None: too few repeats
     baseline: int | None = None  # the best baseline
-    gain: float | None = None  # the winner's value over that baseline's; None: not both repeated
+    gain: float | None = None  # the winner's gain over that baseline, as a factor; None: not both repeated
     gain_low: float | None = None
     gain_high: float | None = None
 

@@ -1,4 +1,4 @@
-"""trial.json: one configuration and every launch of it. Whatever follows from these is a property."""
+"""trial.json: one configuration and all its launches. Everything that follows from them is a property."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from train_entry.contract.study.estimate import Advice, Estimate, Reason
 from train_entry.contract.study.upgrade import upgraded_trial
 
 TRIES = (AttemptKind.FIRST, AttemptKind.RETRY)
-# Running out of memory is a property of the plan, as if its estimate had refused it: infeasible, not failed.
+# A plan that runs out of memory is infeasible, not failed, exactly as if its estimate had refused it.
 INFEASIBLE = (FailureKind.INFEASIBLE, FailureKind.GPU_OOM, FailureKind.HOST_OOM)
-# A lost attempt of these kinds uses up no retry: others may take the nodes back as often as they like.
+# A lost attempt of these kinds uses up no retry, however often the nodes are taken away.
 NOBODYS_FAULT = (FailureKind.CANCELLED, FailureKind.PREEMPTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elapsed:
-    """Where the time of an attempt went, in seconds of the clock. None: not known."""
+    """An attempt's wall-clock time by phase, in seconds. None: not known."""
 
-    queue_s: float | None  # the job waited for its nodes
+    queue_s: float | None  # waiting for nodes
     startup_s: float | None  # until the slowest rank's first step had ended
     run_s: float | None  # from then on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One launch of a trial, and what came of it."""
+    """One launch of a trial, and its outcome."""
 
-    number: int  # names its directory, which no other attempt ever uses
+    number: int  # part of its directory's name; no other attempt ever uses that directory
     kind: AttemptKind
-    purpose: Purpose | None = None  # of a repeat
-    round: int = 0  # of the confirmation, from 1
+    purpose: Purpose | None = None  # repeats only
+    round: int = 0  # of the confirmation, counted from 1
     slots: tuple[str, ...] = ()
-    started_at: float | None = None  # time of day; None: not on record
+    started_at: float | None = None  # time of day; None: not recorded
     ended_at: float | None = None
-    outcome: Outcome | None = None  # None: it runs
-    is_replaced: bool = False  # it was lost for no fault of the plan, and another attempt takes its place
-    is_shared: bool = False  # another trial ran on the same node meanwhile
+    outcome: Outcome | None = None  # None: it is running
+    is_replaced: bool = False  # it was lost through no fault of the plan, and another attempt replaces it
+    is_shared: bool = False  # another trial ran on the same node at the same time
     gpu_s: float = 0.0  # ranks x seconds
     elapsed: Elapsed | None = None
 
@@ -66,31 +66,31 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closing:
-    """The end of a trial without a launch: refused, shared with another trial, or cancelled in the queue."""
+    """The end of a trial that was not launched: it was refused, reused, or cancelled in the queue."""
 
-    at: float
-    outcome: Outcome | None = None  # why it was refused, or the other trial's; None: cancelled
+    at: float  # time of day
+    outcome: Outcome | None = None  # why it was refused, or the reused trial's outcome; None: cancelled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One configuration and all that is known of it."""
+    """One configuration and everything known about it."""
 
     number: int
     origin: Origin
     overrides: tuple[str, ...]  # `python sweep.py <overrides>` runs it alone
     values: Mapping[str, Scalar]  # of the knobs that vary in this study
-    created_at: float  # or when a later start took it up again
+    created_at: float  # time of day; that of the later start if a resumed study took the trial up again
     plan: Plan | None = None  # None: rejected
     fingerprint: str | None = None
-    estimate: Estimate | None = None  # made before the launch; None: rejected, or of an earlier edition
-    reasons: tuple[Reason, ...] = ()  # why rejected
-    reused_from: int | None = None  # the trial that runs the very same job
+    estimate: Estimate | None = None  # made before the launch; None: rejected, or from an earlier edition
+    reasons: tuple[Reason, ...] = ()  # why it was rejected
+    reused_from: int | None = None  # the earlier trial with exactly the same job
     parent: int | None = None
-    baseline: str | None = None  # its name among the baselines; None: it is none
+    baseline: str | None = None  # the name of the baseline; None: it is not a baseline
     is_single_gpu: bool = False  # the single-GPU baseline: for comparison only, cannot win
     attempts: tuple[Attempt, ...] = ()
-    closing: Closing | None = None  # None: open, or closed by what its attempts show
+    closing: Closing | None = None  # None: the trial is open, or an attempt closed it
     advice: Advice | None = None  # after running out of memory
 
     @staticmethod
@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def counted(self) -> Attempt | None:
-        """The attempt whose outcome is the trial's: the latest try, unless another takes its place."""
+        """The attempt whose outcome is the trial's: the latest try; None if it is missing or replaced."""
         tries = [attempt for attempt in self.attempts if attempt.kind in TRIES]
         return tries[-1] if tries and not tries[-1].is_replaced else None
 
@@ -112,7 +112,7 @@ class Trial:
 
     @property
     def check(self) -> Attempt | None:
-        """The longer run at the study's number of tokens."""
+        """The check: a longer run over the study's fixed number of tokens."""
         return next(iter(self._standing(AttemptKind.CHECK)), None)
 
     @property
@@ -125,7 +125,7 @@ class Trial:
 
     @property
     def shown(self) -> Attempt | None:
-        """The attempt whose files tell of the trial: the one that counts if it has ended, else the latest."""
+        """The attempt whose files to show: the counted one if it has ended, else the latest."""
         return self.counted if self.counted and self.counted.outcome else self.latest
 
     @property
@@ -138,11 +138,11 @@ class Trial:
 
     @property
     def gpu_s(self) -> float:
-        """Ranks times seconds, over all attempts."""
+        """GPU-seconds (ranks x seconds) of all attempts together."""
         return sum((attempt.gpu_s for attempt in self.attempts), start=0.0)
 
     def with_attempt(self, attempt: Attempt) -> Trial:
-        """The trial after this attempt began or changed."""
+        """Return the trial with this attempt added, or replaced if it has an attempt of this number."""
         others = (known for known in self.attempts if known.number != attempt.number)
         ordered = sorted((*others, attempt), key=lambda known: known.number)
         return dataclasses.replace(self, attempts=tuple(ordered))
@@ -150,7 +150,7 @@ class Trial:
     def _standing(self, kind: AttemptKind) -> tuple[Attempt, ...]:
         return tuple(one for one in self.attempts if one.kind is kind and not one.is_replaced)
 
-    # ------------------------------------------------------------------ what they come to
+    # ------------------------------------------------------------------ outcome and state
 
     @property
     def outcome(self) -> Outcome | None:
@@ -172,7 +172,7 @@ class Trial:
 
     @property
     def closed_at(self) -> float | None:
-        """Time of day; None while it is open."""
+        """The time of day at which the trial closed; None while it is open."""
         if self.plan is None:
             return self.created_at
         if self.closing is not None:
@@ -181,17 +181,17 @@ class Trial:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it was not launched, since by its estimate it cannot fit."""
+        """True if the trial was never launched because its estimate says that it does not fit."""
         return self.state is State.INFEASIBLE and not self.attempts
 
     @property
     def is_shared(self) -> bool:
-        """Whether another trial ran on the same node while it was measured."""
+        """True if another trial ran on the same node while this one was measured."""
         return self.counted is not None and self.counted.is_shared
 
 
 def state_of(outcome: Outcome) -> State:
-    """The state a trial closes in."""
+    """The state of a trial that closes with this outcome."""
     match outcome:
         case Measurement(ended=TimingEnd.FUTILE | TimingEnd.ASKED):
             return State.STOPPED

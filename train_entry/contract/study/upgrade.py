@@ -1,7 +1,7 @@
-"""Records of earlier editions, read as if this one had written them. The only place that knows their fields.
+"""Convert records of earlier editions to the current format. Only this module knows their fields.
 
-The first edition kept counts and flags of a trial's attempts (`attempts`, `lost`, `repeats`, `check`, ...)
-instead of the attempts, and called baselines rungs.
+The first edition stored counts and flags about a trial's attempts (`attempts`, `lost`, `repeats`, `check`,
+...) instead of the attempts themselves, and called baselines rungs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SAME = (
     *("reused_from", "parent", "advice"),
 )
 RENAMED_KEYS = {"search.ladder": "search.baselines"}
-LOST = "an earlier edition kept no more of this attempt"
+LOST = "an earlier edition recorded this attempt and did not keep its outcome"
 
 
 def is_first_edition(trial_json: str) -> bool:
@@ -25,7 +25,7 @@ def is_first_edition(trial_json: str) -> bool:
 
 
 def upgraded_trial(raw: Raw) -> Raw:
-    """trial.json; the attempt that counts gets the GPU-seconds of all, which `read_trial` then divides."""
+    """Convert trial.json. The counted attempt gets all GPU-seconds; `read_trial` then divides them."""
     if "state" not in raw:
         return raw
     attempts = list(_attempts(raw))
@@ -40,13 +40,13 @@ def upgraded_trial(raw: Raw) -> Raw:
 
 
 def upgraded_study(raw: Raw) -> Raw:
-    """study.json"""
+    """Convert study.json."""
     overrides = [_renamed(text) for text in raw.get("overrides", ())]
     return {**raw, "overrides": overrides, "goals": raw.get("goals") or [{"name": raw["objective"]}]}
 
 
 def upgraded_winner(raw: Raw) -> Raw:
-    """winner.json"""
+    """Convert winner.json."""
     return {"baseline": raw.get("rung"), **raw}
 
 
@@ -57,7 +57,7 @@ def _renamed(override: str) -> str:
 
 
 def _closing(raw: Raw, attempts: list[dict[str, Any]]) -> Raw | None:
-    """Of a trial that no attempt has closed."""
+    """The closing of a trial that no attempt has closed; None for any other."""
     counts = any(attempt["kind"] in ("first", "retry") and not attempt["is_replaced"] for attempt in attempts)
     if raw["state"] in ("queued", "rejected") or counts:
         return None
@@ -85,7 +85,7 @@ def _attempts(raw: Raw) -> Iterator[dict[str, Any]]:
             kind = "node_lost" if blamed > 0 else "cancelled"
             blamed -= 1
             attempt |= {"is_replaced": True, "outcome": {"type": "Failure", "kind": kind, "message": LOST}}
-            if counted is not None and number > counted:  # a repeat or a check, of which it kept nothing
+            if counted is not None and number > counted:  # a repeat or check without any record
                 attempt["kind"] = "repeat"
         attempt.setdefault("kind", "first" if number == 1 else "retry")
         if number == (counted or total):
@@ -94,7 +94,7 @@ def _attempts(raw: Raw) -> Iterator[dict[str, Any]]:
 
 
 def _counted(raw: Raw, repeats: Mapping[int, Raw]) -> int | None:
-    """The attempt that the outcome is of, or that runs."""
+    """The number of the attempt that gave the outcome or is running; None if there is none."""
     if raw.get("measured_attempt") is not None:
         return int(raw["measured_attempt"])
     others = {*repeats, raw.get("check_attempt")}

@@ -1,4 +1,4 @@
-"""Hostfiles as DeepSpeed reads them, and what ranks on other hosts are told."""
+"""Hostfiles are read as DeepSpeed reads them, and ranks on other hosts get their settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_comments_empty_lines_and_what_follows_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_deepspeed_reads_the_same() -> None:
-    from deepspeed.launcher.runner import _parse_hostfile  # three seconds
+    from deepspeed.launcher.runner import _parse_hostfile  # this import takes three seconds
 
     assert {host: slots for host, slots in _parse_hostfile(GOOD.splitlines()).items() if slots} == (
         parse_hostfile(GOOD, "hosts")
@@ -42,8 +42,8 @@ def test_every_bad_line_is_named_and_no_host_is_an_option_of_ssh() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_hostfile("a 2\n-oProxyCommand=x slots=1\n", "hosts")
     assert caught.value.problems == (
-        "hosts:1: 'a 2' is no host; write HOST slots=N",
-        "hosts:2: -oProxyCommand=x is no name of a host",
+        "hosts:1: 'a 2' names no host; write HOST slots=N",
+        "hosts:2: -oProxyCommand=x is not a host name",
     )
 
 

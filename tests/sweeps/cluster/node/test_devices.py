@@ -1,4 +1,4 @@
-"""Which GPUs are ours to use, as CUDA itself reads CUDA_VISIBLE_DEVICES."""
+"""We use the same GPUs as CUDA does when it reads CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_a_setting_that_names_no_gpu_is_refused_rather_than_run_on_the_cpu(
     assert detect(ClusterConfig(device="cpu")).device == "cpu"
 
 
-# ---------------------------------------------------------------- a limit of memory
+# ---------------------------------------------------------------- memory limits
 
 
 @pytest.fixture
 def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 80 GiB, one a little less."""
+    """Two GPUs of 80 GiB, one with a byte less."""
     sizes = (80 * GIB, 80 * GIB - 1)
     cards = [
         Gpu(index=index, uuid=f"GPU-{index}", name="A100", memory_bytes=size)
@@ -112,7 +112,7 @@ def test_a_limit_below_the_card_is_good(two_cards: None) -> None:
 
 def test_a_limit_above_the_card_is_refused(two_cards: None) -> None:
     with pytest.raises(
-        ConfigError, match=r"^cluster.memory_limit_gib=141: A100 has 80.0 GiB; null: all of them$"
+        ConfigError, match=r"^cluster.memory_limit_gib=141: A100 has 80.0 GiB; null uses all of it$"
     ):
         detect(ClusterConfig(memory_limit_gib=141))
 
@@ -129,12 +129,12 @@ def test_a_headroom_of_the_whole_card_is_refused(two_cards: None, headroom_gib: 
     with pytest.raises(ConfigError) as refused:
         detect(ClusterConfig(), GateConfig(headroom_gib=headroom_gib))
     assert refused.value.problems == (
-        f"gate.headroom_gib={headroom_gib}: A100 has 80.0 GiB, and nothing would be left; give less",
+        f"gate.headroom_gib={headroom_gib}: A100 has 80.0 GiB, so no memory would be left; lower it",
     )
 
 
 def test_a_headroom_of_the_whole_limit_is_refused(two_cards: None) -> None:
-    with pytest.raises(ConfigError, match=r"of cluster.memory_limit_gib=40 nothing would be left \(A100 has"):
+    with pytest.raises(ConfigError, match=r"nothing would be left of cluster.memory_limit_gib=40 \(A100 has"):
         detect(ClusterConfig(memory_limit_gib=40), GateConfig(headroom_gib=40))
 
 

@@ -1,4 +1,4 @@
-"""What offload needs of a host is looked at before anything is launched."""
+"""We check what offload needs of a host before anything is launched."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_libaio_needs_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert has_libaio()
 
 
-# ---------------------------------------------------------------- memory of the host
+# ---------------------------------------------------------------- host memory
 
 MEMORY = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree:         1000000 kB\n"}  # 16 GiB
 GIB = 2**30
@@ -61,7 +61,7 @@ Root = Callable[[Mapping[str, str]], Path]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    """A host whose kernel shows these files, and 16 GiB of memory."""
+    """A host with 16 GiB of memory whose kernel also shows the given files."""
 
     def write(files: Mapping[str, str]) -> Path:
         for name, text in {**MEMORY, **files}.items():

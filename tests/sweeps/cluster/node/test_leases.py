@@ -1,4 +1,4 @@
-"""Who uses which slot: as long as the owner lives, and not a moment longer."""
+"""An owner holds its slots as long as it lives, and no longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's own copy of compiled operators."""
+"""Each node has its own copy of the compiled operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """One operator, compiled, its lock held by a rank that is dead."""
+    """One compiled operator, with a lock that a dead rank left."""
     folder = tmp_path / "shared" / "cpu_adam"
     folder.mkdir(parents=True)
     (folder / "cpu_adam.so").write_text("code")
@@ -39,7 +39,7 @@ def test_a_copy_has_the_library_and_its_time_but_no_lock(source: Path) -> None:
 
 
 def test_a_dead_ranks_lock_is_removed_and_a_living_ones_is_left(source: Path) -> None:
-    """While another supervisor of this node is at work, as always where trials overlap."""
+    """Another supervisor of this node is at work, as always when trials overlap."""
     environ = {SOURCE: str(source)}
     with local_ops(environ, print) as found:
         dead = Path(found[TORCH]) / "cpu_adam" / "lock"
@@ -54,7 +54,7 @@ def test_on_another_kind_of_processor_nothing_is_copied_and_the_log_says_so(sour
     told: list[str] = []
     with local_ops({SOURCE: str(source), SOURCE_CPU: "another"}, told.append) as found:
         assert list(Path(found[TORCH]).iterdir()) == []
-        assert "another kind of processor" in told[0]
+        assert "another kind of CPU" in told[0]
         compiled = Path(found[TORCH])
     with local_ops({SOURCE: str(source), SOURCE_CPU: cpu_signature()}, told.append) as found:
         assert Path(found[TORCH]) == compiled, "this processor's own directory"

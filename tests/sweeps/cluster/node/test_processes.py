@@ -1,4 +1,4 @@
-"""Processes alive or not, and how a whole job is ended: real small processes."""
+"""We tell live processes from dead ones, and end whole jobs: tested on small real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ left = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=Tru
 print(child.pid, left.pid, flush=True)
 time.sleep(60)
 """
-# Ends in order when asked to, and says so.
+# It ends in order when asked to, and says so.
 POLITE = """
 import signal, sys, time
 signal.signal(signal.SIGINT, lambda *_: sys.exit(print("in order")))
@@ -45,7 +45,7 @@ child.stdout.readline()
 print(child.pid, flush=True)
 time.sleep(60)
 '''
-# Its grandchild's parent ends at once; end_descendants must reach it all the same.
+# The parent of its grandchild ends at once; end_descendants must reach the grandchild all the same.
 ADOPTS = '''
 import subprocess, sys
 from sweeps.cluster.node.processes import adopt_orphans, end_descendants
@@ -76,7 +76,7 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        with process:  # closes its pipe, and waits
+        with process:  # this closes its pipe, and waits
             process.kill()
 
 
@@ -151,7 +151,7 @@ def test_members_are_ended_though_their_leader_is_gone(start: Start) -> None:
     leader.wait()
     end_session(leader.pid, patience_s=0.2)
     assert gone(child)
-    os.kill(left, signal.SIGKILL)  # left the session, and nobody knows it any more
+    os.kill(left, signal.SIGKILL)  # it left the session, so nothing knows it any more
 
 
 def test_other_sessions_are_left_alone(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Where ranks meet, and where each of them stands."""
+"""Ranks find where they meet, and each finds its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_launcher_says_where_a_rank_stands(environ: dict[str, str]) -> Non
 
 
 def test_no_launcher_is_said() -> None:
-    with pytest.raises(RendezvousError, match="start this by srun, torchrun or DeepSpeed's launcher"):
+    with pytest.raises(RendezvousError, match="start this with srun, torchrun or DeepSpeed's launcher"):
         RankPlace.from_env({})
 
 

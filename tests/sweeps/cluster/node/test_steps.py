@@ -1,4 +1,4 @@
-"""Steps start their parts, tell them to end, and end those that do not listen."""
+"""Steps start their parts, tell them to end, and kill those that do not listen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def python(code: str, log: Path, order: str | None = None) -> Part:
 
 
 def ended(step: Step, tells: bool = False) -> list[int | None]:
-    """The parts' statuses, once all have ended."""
+    """Wait until all parts have ended, and return their statuses."""
     deadline = time.monotonic() + DEADLINE_S
     while not step.reap() and time.monotonic() < deadline:
         if tells:

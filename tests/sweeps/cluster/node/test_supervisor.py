@@ -1,4 +1,4 @@
-"""What a rank cannot do any more once it is killed: a real supervisor, over a rank that only sleeps."""
+"""A real supervisor, over a rank that only sleeps, does what a rank cannot once it is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sweeps.cluster.node.supervisor import supervise
 sys.executable = sys.argv[2]
 supervise(sys.argv[1])
 """
-# Holds a directory below the disk named, as a rank that offloads to it does.
+# It holds a directory on the given disk, as a rank that offloads to it does.
 RANK = """
 import sys, time
 from train_entry.scratch import own_nvme_path
@@ -65,7 +65,7 @@ def attempt(tmp_path: Path, disk: Path) -> AttemptDir:
 
 @pytest.fixture
 def supervisor(tmp_path: Path, attempt: AttemptDir, disk: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The supervisor of rank 0, whose rank is asleep in a directory of its own."""
+    """The supervisor of rank 0, whose rank sleeps and holds a directory of its own on the disk."""
     (tmp_path / "rank.py").write_text(RANK)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/rank.py" "{disk}"\n')
@@ -99,7 +99,7 @@ def test_what_a_killed_rank_wrote_is_deleted_after_it(
 def test_a_ranks_threads_are_its_share_which_slurm_has_taken_already(
     monkeypatch: pytest.MonkeyPatch, said: str | None, threads: str
 ) -> None:
-    """Four ranks a node; this process may use eight cores."""
+    """A node has four ranks; this process may use eight cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))

@@ -1,4 +1,4 @@
-"""What a cluster's nodes say against a configuration."""
+"""A configuration is checked against the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE = "{name}|64|512000|gpu:{gpus}|{features}|idle|gpu*|2-00:00:00\n"
 
 @pytest.fixture
 def sinfo(commands: Commands) -> Commands:
-    """n1 has four A100, n2 four H100."""
+    """A cluster where n1 has four A100 and n2 four H100."""
     commands.answer("sinfo", a_node("n1", "a100:4", "old") + a_node("n2", "h100:4", "new,ib"))
     return commands
 

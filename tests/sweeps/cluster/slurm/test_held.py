@@ -1,4 +1,4 @@
-"""Trials in allocations: a true HeldCluster over a scheduler, and holders, that a test plays."""
+"""Trials in allocations: a true HeldCluster, with a scheduler and holders that the tests play."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def study(tmp_path: Path) -> StudyDir:
 
 
 class Played:
-    """What squeue says, and a study's cluster that asks it."""
+    """A scripted squeue, and a study's cluster that asks it."""
 
     def __init__(self, study: StudyDir, **keys: Any) -> None:
         self.squeue: str | None = ""
@@ -57,7 +57,7 @@ class Played:
 
 
 def a_hold(study: StudyDir, hosts: int | None = 4, index: int = 0, job_id: str = "7") -> HoldDir:
-    """An allocation that an earlier start asked for; None: its nodes are not there yet."""
+    """An allocation that an earlier start requested. `hosts` None: it still waits for its nodes."""
     directory = HoldDir(study.path / "holds" / f"{index + 1:04d}")
     write_atomic(directory.record, dump(Hold(job_id=job_id, index=index, asked_at=0.0)))
     if hosts is not None:
@@ -106,11 +106,11 @@ def test_an_allocation_that_is_too_small_after_a_change_of_holds_is_given_back(s
     assert not small.order("0001.attempt-1").exists()
 
 
-# ---------------------------------------------------------------- a silent controller
+# ---------------------------------------------------------------- a controller that refuses or is silent
 
 
 class Reluctant:
-    """sbatch, which answers so, one after another."""
+    """An executor to which sbatch gives these answers, one after another."""
 
     answers: list[SweepError | str]
 
@@ -133,7 +133,7 @@ def test_an_allocation_that_sbatch_refuses_for_a_while_is_asked_for_again(
     monkeypatch.setattr(allocations, "Executor", Reluctant)
     played = Played(study)
     handle = submitted(played.on, study)
-    assert played.told == ["sbatch refused x/hold-0: busy; it is sent again for 10 minutes"]
+    assert played.told == ["sbatch refused x/hold-0: busy; trying again for 10 minutes"]
     for _ in range(3):
         assert played.on.poll(handle) is JobState.QUEUED
     record = read_document(HoldDir(study.path / "holds" / "0001").record, Hold)
@@ -180,7 +180,7 @@ def test_a_step_that_does_not_start_is_ended_and_its_trial_is_lost(
 def test_all_steps_are_told_to_end_before_any_is_waited_for(
     study: StudyDir, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And where their holder is silent, the allocation is ended, once."""
+    """If their holder is silent, the allocation is ended, once."""
     monkeypatch.setattr(held_steps, "CANCEL_S", 0.1)
     monkeypatch.setattr(submit, "CANCEL_S", 0.1)
     directory = a_hold(study)
@@ -208,7 +208,7 @@ def test_an_allocation_that_waits_for_long_says_why(study: StudyDir, monkeypatch
 def test_a_neighbours_step_out_of_memory_is_not_this_trials(
     study: StudyDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The allocation was cancelled; an earlier step of it had run out of memory."""
+    """The allocation failed after another step of it had run out of memory."""
     monkeypatch.setattr(held, "FILES_S", -1.0)
     directory = a_hold(study)
     sacct = "7|FAILED|1:0|00:01:00|08:00:00\n7.0|OUT_OF_MEMORY|0:125|00:01:00|\n"

@@ -1,4 +1,4 @@
-"""What a held allocation is asked for, and what its end means to the trial that ran in it."""
+"""Requests of a held allocation, and what its end means to the trial that ran in it."""
 
 from __future__ import annotations
 

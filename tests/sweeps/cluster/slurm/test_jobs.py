@@ -1,4 +1,4 @@
-"""Slots, states and words of jobs: a true SlurmCluster over a scheduler that a test plays."""
+"""Slots, states and outcomes of jobs: a true SlurmCluster over a scheduler that the tests play."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 
 def cluster(state: str = "RUNNING", parallel: int = 4, **keys: Any) -> SlurmCluster:
-    """Whatever is asked of job 7, it stands so."""
+    """A cluster whose squeue always lists job 7 in this state."""
     text = f"7|{state}|None|1:00|30:00|study/0001/1|\n" if state else ""
     watch = JobWatch(ask=lambda *command: text if command[0] == "squeue" else "")
     return SlurmCluster(
@@ -108,7 +108,7 @@ def test_a_part_of_a_nodes_gpus_is_no_node_of_ones_own() -> None:
 
 
 def sending(*answers: SweepError | str) -> Any:
-    """An executor to which Slurm answers so, one after another."""
+    """An executor to which Slurm gives these answers, one after another."""
     left = list(answers)
 
     class Scripted:
@@ -242,7 +242,7 @@ def test_a_job_is_not_lost_while_squeue_is_silent(
 def test_a_controller_that_restarts_ends_no_study(
     attempt: AttemptDir, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job stays in the queue after its ranks have ended, and scancel is not heard."""
+    """A job stays in the queue after its ranks have ended, and Slurm does not hear the first scancel."""
     monkeypatch.setattr(jobs, "LEAVING_S", 0.0)
     monkeypatch.setattr(jobs, "LOOK_S", 0.0)
     commands.answer("scancel", err="scancel: error: Unable to contact slurm controller\n", status=1)

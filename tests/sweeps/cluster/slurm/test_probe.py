@@ -1,4 +1,4 @@
-"""What a job on a node finds out, and what it asks for to do so."""
+"""The probe's job requests little, and reports what its node has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from train_entry.contract import dump, read_document
 NODES = Survey(
     nodes=tuple(parse_sinfo("n1|8|16000|(null)|(null)|idle|main*|infinite\n")), device="cpu", longest_min=None
 )
-# In place of this interpreter: names what is missing, or compiles all but what the test forbids.
+# It replaces the Python interpreter: it names what is missing, or compiles what the test allows.
 PYTHON = """#!/bin/sh
 echo "$*" >> '{calls}'
 there=$TORCH_EXTENSIONS_DIR
@@ -36,7 +36,7 @@ esac
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """Where the question is answered; `known` are the operators of the login node."""
+    """The node that answers the question; `known` has the operators of the login node."""
 
     folder: Path
 
@@ -87,7 +87,7 @@ def test_what_is_compiled_for_this_processor_is_used_as_it_is(node: Node) -> Non
 
 
 def test_what_is_not_there_is_compiled_beside_what_is(node: Node) -> None:
-    """As after `make install CUDA=...` on a login node, which has no GPU."""
+    """This happens after `make install CUDA=...` on a login node, which has no GPU."""
     node.has("async_io")
     found = node.answers(cpu_signature())
     assert found.ops == str(node.folder / "elsewhere")

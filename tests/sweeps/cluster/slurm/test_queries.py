@@ -1,4 +1,4 @@
-"""What Slurm prints, understood; and how often it is asked."""
+"""We understand what Slurm prints, and ask it rarely."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FAILED = "7|FAILED|NonZeroExitCode|1:30|30:00|x/0001/1|/studies\n"
 
 @dataclass
 class Scheduler:
-    """squeue and sacct, as a test wants them, and a clock."""
+    """A scripted squeue and sacct, and a clock."""
 
     squeue: str = ""
-    sacct: str | None = ""  # None: it refuses
+    sacct: str | None = ""  # None: sacct refuses
     refusal: str = "Slurm accounting storage is disabled"
     down: bool = False
     time_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a trial's job asks of Slurm, as sbatch is given it."""
+"""A trial's requests to Slurm, as sbatch gets them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def site(machine: Machine = NODES, **cluster: Any) -> Site:
 
 
 def script(where: Site, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lines that sbatch would be given for the first attempt of trial 1."""
-    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/srun")  # submitit asks for it at once
+    """The lines that sbatch would get for the first attempt of trial 1."""
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/srun")  # submitit looks for srun first
     spec = a_trial_spec(plan=a_plan(ranks=ranks), limits=LIMITS, study="mine")
     executor = Executor(tmp_path)
     executor.update_parameters(**trial_parameters(where, spec, "/studies/mine"))

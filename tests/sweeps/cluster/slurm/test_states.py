@@ -1,4 +1,4 @@
-"""How a job ended, and why one waits."""
+"""Slurm's words tell how a job ended, and why one waits."""
 
 from __future__ import annotations
 

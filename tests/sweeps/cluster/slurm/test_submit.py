@@ -1,4 +1,4 @@
-"""Submitting with patience, and ending jobs: what a silent or busy controller may not do to a study."""
+"""A silent or busy controller harms no study: submissions are retried, and cancellations repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW = "{}|{}|None|1:00|30:00|x/0001/1|\n"
 
 
 def watching(*answers: str | None) -> JobWatch:
-    """squeue says so, one after another, the last for ever; None: it cannot be asked."""
+    """A squeue that gives these answers one after another, the last forever; None: it does not answer."""
     left = list(answers)
 
     def ask(*command: str) -> str:
@@ -99,7 +99,7 @@ def test_what_sbatch_refuses_is_said_at_once_and_sent_again() -> None:
     told: list[str] = []
     sending = Sending(send=refusing(2), find=lambda: None, watch=watching(""), say=told.append)
     assert sending.job_id() is None
-    assert told == ["sbatch refused x/0001/1: Socket timed out; it is sent again for 10 minutes"]
+    assert told == ["sbatch refused x/0001/1: Socket timed out; trying again for 10 minutes"]
     sending.watch.named("", "")
     assert sending.job_id() is None
     sending.watch.named("", "")

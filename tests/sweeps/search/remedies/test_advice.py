@@ -236,7 +236,7 @@ def test_a_saving_is_the_difference_of_two_estimates(lab: Callable[..., Lab]) ->
     assert before is not None
     expect = study.estimator.estimate
     saved = expect(before).peak_bytes - expect(option.candidate.plan).peak_bytes
-    assert option.why == f"saves about {size_text(saved)} a rank: each block keeps its input only"
+    assert option.why == f"saves about {size_text(saved)} a rank: each block keeps only its input"
 
 
 def test_on_a_full_host_a_saving_is_of_its_memory(lab: Callable[..., Lab]) -> None:

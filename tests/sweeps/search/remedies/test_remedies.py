@@ -137,9 +137,9 @@ def test_sharding_goes_one_stage_up(stage: int, then: str) -> None:
 def test_sharding_says_what_is_shared_and_goes_on_where_a_stage_does_not_help() -> None:
     steps = ALL["sharding"](a_plan(engine=Engine.DDP, zero={"stage": 0}, ranks=4), BILLION)
     assert [step.how for step in steps] == [
-        "zero1 shares the optimizer's states out over 4 ranks",
-        "zero2 shares the optimizer's states and gradients out over 4 ranks",
-        "zero3 shares all model states out over 4 ranks",
+        "zero1 divides the optimizer's states among 4 ranks",
+        "zero2 divides the optimizer's states and gradients among 4 ranks",
+        "zero3 divides all model states among 4 ranks",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Bytes sent for tensor parallelism, by hand. Sums counted on real ranks are in volume.py."""
+"""Bytes sent for tensor parallelism, computed by hand. volume.py says what was counted on real ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 from tests.support.examples import a_model, a_plan
 from train_entry.contract import Precision, tensor_volume_bytes
 
-A_SUM_BYTES = 4 * 128 * 8 * 2  # micro_batch x seq_len x hidden, two bytes an element
+A_SUM_BYTES = 4 * 128 * 8 * 2  # micro_batch x seq_len x hidden, two bytes per element
 
 
 def sent(layers: int = 4, **changes: Any) -> float:
-    """In sums of one micro-batch, by a rank of 8; a global batch of 32 in micro-batches of 4."""
+    """Return the bytes that one of 8 ranks sends per step, in units of one all-reduce's size.
+
+    The global batch is 32, in micro-batches of 4.
+    """
     plan = a_plan(ranks=8, **changes)
     return tensor_volume_bytes(plan, a_model(layers=layers)) / A_SUM_BYTES
 
@@ -24,7 +27,7 @@ def test_a_rank_that_shares_no_matrices_sends_nothing() -> None:
 
 
 def test_two_ranks_of_a_pipeline_send_each_sum_once() -> None:
-    # 2 blocks a stage x 4 sums x 4 micro-batches (2 copies); a ring of two sends 2 x 1/2 of the size
+    # 2 blocks per stage x 4 sums x 4 micro-batches (2 copies); a ring of two sends 2 x 1/2 of the size
     assert sent(tensor=2, pipeline=2) == 2 * 4 * 4
 
 
@@ -40,7 +43,7 @@ def test_without_a_pipeline_deepspeed_sums_for_each_of_five_matrices() -> None:
 
 @pytest.mark.parametrize(("every", "recomputed"), [(1, 3), (2, 2), (3, 1), (9, 1)])
 def test_every_kth_block_of_a_stage_sums_once_more(every: int, recomputed: int) -> None:
-    # 3 blocks a stage, of which the first is always one
+    # 3 blocks per stage; the first of them is always recomputed
     assert sent(layers=6, tensor=2, pipeline=2, checkpoint_every=every) == (3 * 4 + recomputed) * 4
 
 

@@ -1,4 +1,4 @@
-"""How numbers, sizes and values are written."""
+"""The text form of numbers, sizes and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the machine has become faster or slower."""
+"""The machine's drift in speed, and when to measure it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def look(ended_at: float | None, step_s: float = 0.25, **changes: Any) -> Attemp
 
 
 def reference(*looks: Attempt, **changes: Any) -> Trial:
-    """The best baseline, measured at 100 s to take 250 ms a step."""
+    """The best baseline, measured at time 100 s with 250 ms per step."""
     fields = {"number": 1, "baseline": "zero2", "closed_at": 100.0, "repeats": looks}
     outcome = a_measurement(relative_error=0.005)
     return a_measured_trial(**{"outcome": outcome, **fields, **changes})
@@ -58,7 +58,7 @@ def drifts(*trials: Trial) -> Mapping[int, float]:
     return drifts_of(trials, GOAL, Ranking(trials, GOAL).best_baseline)
 
 
-# ---------------------------------------------------------------------- when
+# ---------------------------------------------------------------------- when a repeat is due
 
 
 def test_the_best_baseline_is_due_after_so_many_trials() -> None:
@@ -109,7 +109,7 @@ def test_one_and_the_same_trial_is_measured_again_even_if_another_baseline_is_be
     assert reference_among(better, reference()) is better
 
 
-# ---------------------------------------------------------------------- how much
+# ---------------------------------------------------------------------- the drift
 
 
 def test_between_two_measurements_the_machine_drifts_on_a_straight_line() -> None:

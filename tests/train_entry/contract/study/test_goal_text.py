@@ -1,4 +1,4 @@
-"""How a goal and its values are written."""
+"""The text form of a goal and of its values."""
 
 from __future__ import annotations
 

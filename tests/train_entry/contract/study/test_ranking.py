@@ -1,4 +1,4 @@
-"""The value of a trial by a goal, and which trial is the best."""
+"""The value of a trial by a goal, and the best trial."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FAILED = Failure(kind=FailureKind.CRASHED, message="no")
 
 
 def trial(number: int, tokens_per_s: float = 100.0, peak_bytes: int = 100, **changes: Any) -> Trial:
-    """Measured at ten times as many seconds as its number says, at 250 ms a step."""
+    """A trial with 250 ms per step, measured at a time of ten seconds times its number."""
     seen = a_measurement(tokens_per_s=tokens_per_s, peak_bytes=peak_bytes)
     return a_measured_trial(**{"number": number, "outcome": seen, "closed_at": 10.0 * number, **changes})
 
 
 def look(ended_at: float, slower: float) -> Attempt:
-    """The reference is measured again, and takes so much longer."""
+    """A drift repeat of the reference that takes `slower` times as long."""
     return a_repeat(Purpose.DRIFT, outcome=a_measurement(step_s=0.25 * slower), ended_at=ended_at)
 
 
@@ -43,7 +43,7 @@ def order(goal: Goal, *trials: Trial) -> list[int]:
     return [each.number for _, each in Ranking(trials, goal).contenders]
 
 
-# ---------------------------------------------------------------------- who is best
+# ---------------------------------------------------------------------- the best trial
 
 
 @pytest.mark.parametrize(("goal", "numbers"), [(SPEED, [2, 1, 3]), (TIME, [2, 1, 3]), (BYTES, [3, 1, 2])])
@@ -88,7 +88,7 @@ def test_the_best_baseline_is_the_best_of_those_tried_by_hand() -> None:
 
 
 def test_values_are_those_on_the_machine_as_it_was_at_first() -> None:
-    """Slower by a fifth after 30 s, and so by a ninth after 20 s: on a straight line in speed."""
+    """The speed falls linearly from 1 at 10 s to 0.8 at 30 s, so it is 0.9 at 20 s."""
     reference = trial(1, 100.0, baseline="ddp", repeats=(look(30.0, slower=1.25),))
     halfway, last = trial(2, 90.0), trial(3, 80.0)
     found = Ranking([reference, halfway, last], SPEED)

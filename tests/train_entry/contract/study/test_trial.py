@@ -1,4 +1,4 @@
-"""What follows from a trial's attempts."""
+"""The properties that follow from a trial's attempts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def retry(number: int, **changes: Any) -> Attempt:
     return an_attempt(number=number, kind=AttemptKind.RETRY, **changes)
 
 
-# ---------------------------------------------------------------- the state an outcome leads to
+# ---------------------------------------------------------------- the state that follows from an outcome
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_measurement_closes_a_trial_as_measured() -> None:
         ({"ended": TimingEnd.ASKED}, State.STOPPED),
         ({"ranks": MIXED}, State.SUSPECT),
     ],
-    ids=["precise", "futile", "asked", "mixed cards"],
+    ids=["precise", "futile", "asked", "mixed GPUs"],
 )
 def test_a_measurement_that_ended_early_or_is_suspect_closes_a_trial_as_such(
     changes: dict[str, Any], state: State
@@ -84,7 +84,7 @@ def test_a_measurement_that_ended_early_or_is_suspect_closes_a_trial_as_such(
     assert state_of(a_measurement(**changes)) is state
 
 
-# ---------------------------------------------------------------- the attempt that counts
+# ---------------------------------------------------------------- the counted attempt
 
 
 def test_before_its_first_launch_a_trial_is_queued() -> None:
@@ -167,7 +167,7 @@ def test_a_lost_repeat_or_check_that_is_replaced_is_none() -> None:
 def test_a_lost_attempt_uses_up_a_retry_unless_others_ended_it(kind: FailureKind, uses: int) -> None:
     assert a_trial(attempts=(a_lost_attempt(1, kind), retry(2))).used_retries == uses
     last = an_attempt(outcome=failure(kind))
-    assert a_trial(attempts=(last,)).used_retries == 0  # no other takes its place
+    assert a_trial(attempts=(last,)).used_retries == 0  # no attempt replaces it
 
 
 # ---------------------------------------------------------------- trials that closed without a launch

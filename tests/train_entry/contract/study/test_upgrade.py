@@ -1,4 +1,4 @@
-"""Studies that the first edition recorded say the same when this one reads them."""
+"""Studies that the first edition recorded keep their content when they are read now."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_latest_attempt_ran_where_it_ran_and_its_time_went_where_it_went(pai
 def test_the_machine_had_drifted_as_much_when_a_trial_was_measured(
     study: StudyDir, pairs: list[Pair]
 ) -> None:
-    """The first edition corrected trials up to the latest look; those after it waited for the next."""
+    """The first edition corrected trials up to the latest look; later ones waited for the next look."""
     record = read_document(study.record, StudyRecord)
     assert record is not None
     ranking = Ranking((trial for trial, _ in pairs), record.goal)
@@ -190,11 +190,11 @@ def test_a_winner_stays_the_winner(study: StudyDir) -> None:
         assert load(Winner, dump(winner)) == winner
 
 
-# ---------------------------------------------------------------- what no recorded study shows
+# ---------------------------------------------------------------- cases that no recorded study has
 
 
 def first_edition(**changes: Any) -> Trial:
-    """Trial 1 as the first edition wrote it, measured by its first attempt."""
+    """Return trial 1 in the first edition's format, measured by its first attempt."""
     known = {
         "number": 1,
         "state": "measured",
@@ -257,7 +257,7 @@ def test_a_key_that_was_renamed_is_found_under_its_new_name() -> None:
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["its node was lost", "it was cancelled"])
 def test_a_repeat_that_was_lost_leaves_the_measurement_that_counts(lost: int) -> None:
-    """The first edition dropped such a repeat from the list, and gave its attempt's number to no other."""
+    """The first edition dropped such a repeat from its list and did not use the attempt's number again."""
     again = {
         "attempt": 3,
         "purpose": "confirm",
