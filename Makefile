@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 CUDA ?=
 
 BIN := .venv/bin
-INSTALL := $(PYTHON) train_entry/install/venv.py $(if $(CUDA),--cuda "$(CUDA)")
+INSTALL := $(PYTHON) train_entry/install/environment.py $(if $(CUDA),--cuda "$(CUDA)")
 SOURCES := pyproject.toml constraints.txt
 FAST := not slow and not slurm and not browser and not gpu
 ALONE := jobs or slurm or browser or gpu

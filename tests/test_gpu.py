@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from sweeps.cluster.node.devices import find_gpus
 from tests.conftest import CommandLine
 from tests.support.examples import a_plan, a_trial_spec
 from tests.support.plans import LLAMA_160M
-from tests.train_entry.conftest import Job, start_ranks, write_attempt
+from tests.train_entry.conftest import rank_environment, read_outcome, write_attempt
 from train_entry.contract import (
     Engine,
     Failure,
@@ -23,6 +26,7 @@ from train_entry.contract import (
     StudyDir,
     TimingEnd,
     Trial,
+    TrialSpec,
     read_trial,
 )
 
@@ -102,10 +106,18 @@ def test_out_of_memory_is_infeasible_not_a_crash(command_line: CommandLine) -> N
 Within = Callable[[float | None], RankOutcome]
 
 
+def outcome_of(spec: TrialSpec, directory: Path) -> RankOutcome:
+    """Run one rank in a process of its own, since a forked one may not be able to use CUDA."""
+    attempt = write_attempt(directory, spec)
+    command = [sys.executable, "-P", "-m", "train_entry", str(attempt.path)]
+    done = subprocess.run(command, env=rank_environment(0, 1, attempt), capture_output=True, text=True)
+    assert attempt.outcome(0).exists(), done.stderr
+    return read_outcome(attempt, 0)
+
+
 @pytest.fixture(scope="module")
-def within(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Within]:
+def within(tmp_path_factory: pytest.TempPathFactory) -> Within:
     """Run one rank that may reserve this many bytes; None: the whole GPU."""
-    jobs: list[Job] = []
 
     def run(limit_bytes: float | None) -> RankOutcome:
         spec = a_trial_spec(
@@ -116,13 +128,9 @@ def within(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Within]:
             model=LLAMA_160M,
             memory_limit_bytes=None if limit_bytes is None else int(limit_bytes),
         )
-        jobs.append(start_ranks(write_attempt(tmp_path_factory.mktemp("attempt"), spec), 1))
-        jobs[-1].wait()
-        return jobs[-1].outcome(0)
+        return outcome_of(spec, tmp_path_factory.mktemp("attempt"))
 
-    yield run
-    for job in jobs:
-        job.end()
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +160,7 @@ def test_a_plan_runs_under_a_limit_a_little_above_its_peak(within: Within, peak_
 
 
 @pytest.fixture(scope="module")
-def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankMeasurement]:
+def brief(tmp_path_factory: pytest.TempPathFactory) -> RankMeasurement:
     """The measurement of one rank that stops timing once its step time is known within 50%."""
     spec = a_trial_spec(
         device="cuda",
@@ -162,12 +170,9 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankMeasurement]
         model=LLAMA_160M,
         measure=MeasureSpec(warmup_steps=2, steps=40, split_steps=0, precision=0.5),
     )
-    job = start_ranks(write_attempt(tmp_path_factory.mktemp("attempt"), spec), 1)
-    assert job.wait() == [0], job.attempt.log(0).read_text()
-    outcome = job.outcome(0)
+    outcome = outcome_of(spec, tmp_path_factory.mktemp("attempt"))
     assert isinstance(outcome, RankMeasurement)
-    yield outcome
-    job.end()
+    return outcome
 
 
 def test_timing_ends_when_the_step_time_is_known_as_asked(brief: RankMeasurement) -> None:

@@ -1,4 +1,4 @@
-"""Size of the block that torch's CUDA allocator hands out for a tensor, a little larger than the tensor. Pure.
+"""Size of the block that torch's CUDA allocator hands out for a tensor, a little larger than it. Pure.
 
 c10/cuda/CUDACachingAllocator.cpp: sizes are multiples of 512 bytes. A tensor of 10 MiB or more gets its own
 memory in multiples of 2 MiB; a remainder is split off for others only if it is more than 1 MiB. For states in

@@ -1,6 +1,6 @@
-"""Buffers that reducing, gathering and updating take for a while. Pure. Bytes of one rank.
+"""Temporary buffers for reducing, gathering and updating, in bytes of one rank. Pure.
 
-Read in DeepSpeed 0.19.8, files as named; torch's optimizers in torch/optim.
+Sources: DeepSpeed 0.19.8, files as named; torch's optimizers in torch/optim.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from sweeps.estimate.memory.share import Share
 from sweeps.estimate.memory.states import States, Wrapper
 from train_entry.contract import Offload, Plan, Precision
 
-# torch, getChosenWorkspaceSize: cuBLAS gets 32 MiB a handle and stream on Hopper and later, 8 before; the
-# forward pass and autograd's thread have a handle each. Recorded peaks of the optimizer's step are 64 MiB
-# more than its tensors.
+# torch, getChosenWorkspaceSize: cuBLAS gets 32 MiB per handle and stream on Hopper and later, 8 MiB before.
+# The forward pass and autograd's thread have one handle each. Recorded peaks of the optimizer's step are 64
+# MiB more than its tensors.
 WORKSPACE_BYTES = {True: 2 * 32 * 2**20, False: 2 * 8 * 2**20}
 HOPPER_AND_LATER = re.compile(r"\b(G?H(100|200|800|20)|G?B\d00|RTX 50)")
 # DeepSpeed engine.py, MEMORY_OPT_ALLREDUCE_SIZE: without ZeRO, and in BF16_Optimizer, gradients are copied
-# together up to this many elements.
+# into buffers of up to this many elements.
 ALLREDUCE_ELEMENTS = 500_000_000
 
 
 def buckets(plan: Plan, kept: States, share: Share) -> float:
-    """In which gradients are put together to be reduced.
+    """Bytes of the buckets in which gradients are collected for reduction.
 
-    stage_1_and_2.py, setup_buckets: one, or with overlap_comm two, of the full size whatever the model's;
-    without contiguous_gradients copies as large as they must be. stage3.py: one, for good.
+    stage_1_and_2.py, setup_buckets: one bucket, or two with overlap_comm, of the full size even if the model
+    is smaller; without contiguous_gradients, copies only as large as needed. stage3.py: one bucket, never
+    freed.
     """
     size = float(plan.zero.reduce_bucket_size)
     match kept.wrapper:
@@ -43,10 +44,10 @@ def buckets(plan: Plan, kept: States, share: Share) -> float:
 
 
 def pipeline_bucket(plan: Plan, kept: States) -> float:
-    """One bucket more, of the full size, while a pipeline's gradients are reduced.
+    """Bytes of one more bucket of the full size, while a pipeline's gradients are reduced.
 
     stage_1_and_2.py, reduce_gradients: it "must create ipg buffer, since backward is handled outside zero",
-    beside the one that setup_buckets made before the backward pass all the same.
+    although setup_buckets made one before the backward pass.
     """
     if kept.wrapper is not Wrapper.ZERO12 or plan.pipeline == 1 or not plan.zero.contiguous_gradients:
         return 0.0
@@ -54,10 +55,10 @@ def pipeline_bucket(plan: Plan, kept: States) -> float:
 
 
 def partition_copy(plan: Plan, kept: States) -> float:
-    """Where reduced gradients of the rank's own part go, allocated when a bucket fills.
+    """Bytes for the reduced gradients of the rank's own part, allocated when a bucket fills.
 
-    stage_1_and_2.py, copy_grads_in_partition. ZeRO-2 that adds up in fp32 adds to what it keeps between
-    micro-batches (_build_compact_grad_partition_buffer).
+    stage_1_and_2.py, copy_grads_in_partition. ZeRO-2 with accumulation in fp32 adds to the buffer that it
+    keeps between micro-batches (_build_compact_grad_partition_buffer).
     """
     if kept.wrapper is not Wrapper.ZERO12 or plan.offload.optimizer is not Offload.NONE:
         return 0.0
@@ -67,11 +68,11 @@ def partition_copy(plan: Plan, kept: States) -> float:
 
 
 def reduction_copy(plan: Plan, kept: States, share: Share) -> float:
-    """A bucket flattened once more for the collective.
+    """Bytes of a bucket's copy, flattened for the collective.
 
-    ZeRO-1 and -2 pass a bucket on as it is as long as it belongs to one rank (average_tensor joins
-    neighbours, and flattening one tensor copies nothing); a smaller part, or round-robin order, makes it
-    several.
+    ZeRO-1 and ZeRO-2 need no copy if the whole bucket belongs to one rank: average_tensor joins neighbours,
+    and flattening a single tensor copies nothing. With a smaller part per rank, or in round-robin order, the
+    bucket belongs to several.
     """
     size = min(float(plan.zero.reduce_bucket_size), share.parameters)
     if plan.data == 1:
@@ -92,11 +93,12 @@ def reduction_copy(plan: Plan, kept: States, share: Share) -> float:
 
 
 def gathered_weights(plan: Plan, kept: States, share: Share) -> float:
-    """Whole weights that stage 3 has at hand at most.
+    """Bytes of whole weights that stage 3 holds at most.
 
-    partitioned_param_coordinator.py: every module fetched prefetches up to a bucket more, as long as
-    max_live_parameters allow; released is what comes again no sooner than max_reuse_distance, which goes
-    forward and back again. No limit splits a parameter, so the largest is a floor. One rank uses its shard.
+    partitioned_param_coordinator.py: every fetched module prefetches up to one more bucket, as long as
+    max_live_parameters allows. A parameter is released if it is not used again within max_reuse_distance,
+    which covers the way forward and back. No limit splits a parameter, so the largest is the minimum. A
+    single rank uses its shard.
     """
     if kept.wrapper is not Wrapper.ZERO3:
         return 0.0
@@ -105,15 +107,15 @@ def gathered_weights(plan: Plan, kept: States, share: Share) -> float:
     if plan.data == 1 and plan.offload.param is Offload.NONE and not is_quantized:
         return 0.0
     reused = zero.max_reuse_distance / 2
-    runs_ahead = zero.prefetch_bucket_size >= share.block_parameters / 7  # a block's matrices are about seven
+    runs_ahead = zero.prefetch_bucket_size >= share.block_parameters / 7  # a block has about seven matrices
     ahead = float(zero.max_live_parameters) if runs_ahead else reused + zero.prefetch_bucket_size
     live = max(share.largest_parameter, min(zero.max_live_parameters, ahead, share.parameters))
     arriving = min(zero.prefetch_bucket_size + share.largest_parameter, share.parameters) * is_quantized
-    return live * kept.wide + arriving  # quantized weights arrive in bytes, beside what they become
+    return live * kept.wide + arriving  # quantized weights arrive as int8, beside what they become
 
 
 def cast_weights(plan: Plan, kept: States, share: Share) -> float:
-    """ddp in half precision: autocast keeps its copies of matrices until the pass has ended."""
+    """Bytes of autocast's copies of matrices (ddp in half precision), which stay until the pass has ended."""
     if kept.wrapper is not Wrapper.DDP or plan.precision is Precision.FP32:
         return 0.0
     head = share.head_parameters if share.has_head else 0.0
@@ -121,20 +123,20 @@ def cast_weights(plan: Plan, kept: States, share: Share) -> float:
 
 
 def workspace(hardware: Hardware) -> int:
-    """cuBLAS's."""
+    """Bytes of cuBLAS's workspace."""
     if hardware.is_cpu:
         return 0
     return WORKSPACE_BYTES[HOPPER_AND_LATER.search(hardware.name) is not None]
 
 
 def offload_buffer(plan: Plan, kept: States, share: Share) -> float:
-    """stage_1_and_2.py, temp_grad_buffer_for_gpu_offload: as large as the largest parameter, for good."""
+    """Bytes of stage_1_and_2.py's temp_grad_buffer_for_gpu_offload: the largest parameter's, never freed."""
     is_offloaded = kept.wrapper is Wrapper.ZERO12 and plan.offload.optimizer is not Offload.NONE
     return share.largest_parameter * kept.wide if is_offloaded else 0.0
 
 
 def step_gradients(kept: States) -> float:
-    """Gradients while the optimizer updates, beyond what is kept throughout."""
+    """Bytes of gradients during the optimizer's update, beyond those kept all the time."""
     match kept.wrapper:
         case Wrapper.DDP | Wrapper.PLAIN:
             return kept.between
@@ -147,11 +149,11 @@ def step_gradients(kept: States) -> float:
 
 
 def conversion(kept: States) -> float:
-    """While those are made: the gradients they are made of, and copies on the way."""
+    """Bytes while these gradients are made: the gradients they are made from, and intermediate copies."""
     match kept.wrapper:
         case Wrapper.ZERO12 if kept.summed == kept.wide:
             flat = kept.wide if kept.wide != FP32_BYTES else 0
-            return (kept.wide + flat) * kept.on_device  # reduced ones, and flattened
+            return (kept.wide + flat) * kept.on_device  # reduced gradients, and flattened ones
         case Wrapper.ZERO3 if kept.summed != FP32_BYTES:
             return kept.summed * kept.group  # flattened
         case _:
@@ -159,11 +161,11 @@ def conversion(kept: States) -> float:
 
 
 def optimizer_temporaries(plan: Plan, kept: States, hardware: Hardware) -> float:
-    """What torch's optimizer allocates during its update.
+    """Bytes that torch's optimizer allocates during its update.
 
-    torch/optim/adam.py, _multi_tensor_adam: the square roots of all second moments at once; fused: nothing;
-    on a CPU one parameter at a time, of which ZeRO has made one: roots, and their quotient. sgd.py: gradients
-    with weight decay added.
+    torch/optim/adam.py, _multi_tensor_adam: the square roots of all second moments at once. Fused: nothing.
+    On a CPU: roots and their quotient of one parameter at a time, but ZeRO has flattened all into one.
+    sgd.py: gradients with weight decay added.
     """
     if plan.optimizer.fused:
         return 0.0

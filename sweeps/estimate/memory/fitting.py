@@ -1,9 +1,9 @@
 """Fit the factors of the memory estimate to measurements. Pure.
 
-The fit is least squares on relative errors. A prior draws each factor to its default, so that few observations
-correct what they can see and leave the rest. Large errors count linearly (Huber 1964), so one outlier moves
-little. A plan that ran out of memory needed more than its limit: it counts as long as the estimate says less.
-A plan that ran fits.
+The fit is least squares on relative errors. A prior draws each factor to its default, so that few
+observations correct what they can see and leave the rest. Large errors count linearly (Huber 1964), so one
+outlier moves little. A plan that ran out of memory needed more than its limit: it counts as long as the
+estimate says less. A plan that ran shows that it fits.
 
 All plans share the factors, so a class of plans that is counted wrongly must not bend them: observations that
 the factors cannot explain together count less, and the remaining error goes to a ratio of that class.

@@ -1,6 +1,6 @@
-"""Memory of the host and bytes on its disk, of all ranks of the fullest node. Pure.
+"""Estimate host memory and disk space of all ranks of the fullest node. Pure.
 
-Page-locked buffers count in a process's resident memory, and torch rounds each up to a power of two
+Page-locked buffers count as resident memory of the process, and torch rounds each up to a power of two
 (CachingHostAllocator; pytorch issues 95823 and 150517).
 """
 
@@ -15,18 +15,19 @@ from sweeps.estimate.memory.share import Share, shares
 from sweeps.estimate.memory.states import MASTER_BYTES, MOMENT_BYTES, moments_of, sub_group, summed_bytes
 from train_entry.contract import ModelShape, Offload, Plan
 
-# Resident memory of a rank that trains nothing yet, by device: torch, DeepSpeed and transformers imported
+# Resident memory of a rank before it trains anything, by device: torch, DeepSpeed and transformers imported
 # (VmHWM with torch's CPU build: 0.5 GiB); with CUDA also its context and the kernels' libraries (1.9 to 2.2
-# GiB on two H200s, over ddp, pipelines and split matrices of three models).
+# GiB on two H200s, over ddp, pipeline and tensor parallelism of three models).
 PROCESS_BYTES = {"cpu": 600 * 2**20, "cuda": 2400 * 2**20}
-# Of many buffers of all sizes, each rounded up to a power of two: 1 / ln 2 on average.
+# Average growth of many buffers of all sizes, each rounded up to a power of two: 1 / ln 2.
 MANY_ROUNDED = 1.44
-# deepspeed/runtime/zero/offload_config.py: buffers for optimizer states on their way to disk and back.
+# deepspeed/runtime/zero/offload_config.py: number of buffers for optimizer states on their way to disk and
+# back.
 OPTIMIZER_SWAP_BUFFERS = 4
 
 
 def host_bytes(plan: Plan, model: ModelShape, hardware: Hardware, device_bytes: int) -> int:
-    """Resident memory of a node's ranks. A CPU's device memory is the host's: `device_bytes` of each rank."""
+    """Resident memory of a node's ranks. On a CPU, it is the device memory: `device_bytes` of each rank."""
     ranks = min(plan.ranks, hardware.ranks_per_node)
     if hardware.device == "cpu":
         return ranks * device_bytes
@@ -35,25 +36,25 @@ def host_bytes(plan: Plan, model: ModelShape, hardware: Hardware, device_bytes: 
 
 
 def offloaded_bytes(plan: Plan, share: Share) -> float:
-    """What one rank of a CPU keeps of what is offloaded: in the memory it has anyway, with nothing locked."""
+    """Bytes that one rank of a CPU keeps of offloaded states: in ordinary memory, never page-locked."""
     if not plan.offload.devices:
         return 0.0
     return _offloaded(replace(plan, offload=replace(plan.offload, pin_memory=False)), share)
 
 
 def process_bytes(plan: Plan, hardware: Hardware) -> int:
-    """Of host_bytes, what processes take that train nothing. On a CPU they are part of the device's."""
+    """The part of host_bytes that processes take before they train; on a CPU, device memory has it."""
     ranks = min(plan.ranks, hardware.ranks_per_node)
     return 0 if hardware.device == "cpu" else ranks * PROCESS_BYTES["cuda"]
 
 
 def _whole_model(plan: Plan, model: ModelShape) -> float:
-    """That a rank has in host memory until DeepSpeed has split its matrices: see engine.sharding_for."""
+    """Bytes that a rank has in host memory until DeepSpeed splits its matrices: see engine.sharding_for."""
     return element_bytes(plan) * model.parameters if plan.tensor > 1 and plan.pipeline == 1 else 0.0
 
 
 def nvme_bytes(plan: Plan, model: ModelShape, hardware: Hardware) -> int:
-    """Files of a node's ranks (swap_tensor/): fp32 weights, moments and gradients; half-precision weights."""
+    """Bytes of a node's files (swap_tensor/): fp32 weights, moments and gradients; half-precision weights."""
     if Offload.NVME not in plan.offload.devices:
         return 0
     ranks = min(plan.ranks, hardware.ranks_per_node)
@@ -62,19 +63,19 @@ def nvme_bytes(plan: Plan, model: ModelShape, hardware: Hardware) -> int:
 
 
 def pinned(count: float, is_pinned: bool = True) -> float:
-    """Bytes that a buffer takes: the next power of two where it is page-locked."""
+    """Bytes that a buffer takes: the next power of two if it is page-locked."""
     return 2.0 ** math.ceil(math.log2(count)) if is_pinned and count > 0 else count
 
 
 def _offloaded(plan: Plan, share: Share) -> float:
-    """Of one rank."""
+    """Bytes of offloaded states of one rank."""
     part = share.parameters / plan.data
     optimizer = _zero3_optimizer(plan, part) if plan.zero.stage == 3 else _optimizer(plan, share, part)
     return optimizer + _weights(plan, part)
 
 
 def _optimizer(plan: Plan, share: Share, part: float) -> float:
-    """stage_1_and_2.py: master weights, their gradients and the weights on their way back are page-locked."""
+    """Bytes in stages 1 and 2: master weights, their gradients and returning weights are page-locked."""
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
     is_pinned, wide = plan.offload.pin_memory, element_bytes(plan)
@@ -85,7 +86,7 @@ def _optimizer(plan: Plan, share: Share, part: float) -> float:
 
 
 def _zero3_optimizer(plan: Plan, part: float) -> float:
-    """stage3.py: gradients are page-locked, by sub-group in fp32 and flat as they are accumulated."""
+    """Bytes in stage 3: gradients are page-locked, by sub-group in fp32 and flat as they accumulate."""
     is_pinned, group = plan.offload.pin_memory, sub_group(plan, part)
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
@@ -102,7 +103,7 @@ def _zero3_optimizer(plan: Plan, part: float) -> float:
 
 
 def _weights(plan: Plan, part: float) -> float:
-    """stage3.py, _create_param_groups_fp16_flat_cpu_memory: page-locked, whatever pin_memory says."""
+    """Bytes page-locked whatever pin_memory says (stage3.py, _create_param_groups_fp16_flat_cpu_memory)."""
     wide, offload = element_bytes(plan), plan.offload
     if offload.param is Offload.CPU:
         return pinned(wide * part)

@@ -35,9 +35,9 @@ from sweeps.estimate.memory.share import Share, shares
 from sweeps.estimate.memory.states import States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
 
-# Memory outside of torch's allocator, beside CUDA's context: kernels, which are loaded on first use, and NCCL's
-# buffers, for the world and for each degree. A single H200 that ran out of memory had 1.2 to 1.6 GiB there (its
-# capacity less what was free and what torch held); a second H200 added 0.4.
+# Memory outside of torch's allocator, beside CUDA's context: kernels, which are loaded on first use, and
+# NCCL's buffers, for the world and for each degree. A single H200 that ran out of memory had 1.2 to 1.6 GiB
+# there (its capacity less what was free and what torch held); a second H200 added 0.4.
 KERNELS_BYTES = 600 * 2**20
 COMMUNICATOR_BYTES = 400 * 2**20
 
@@ -50,9 +50,9 @@ class MemoryFactors:
     logits: float = 1.0
     optimizer_step: float = 1.0  # scales what an update allocates temporarily
     unseen_bytes: float = 0.0  # on every rank, in every phase
-    # Memory that must be free besides the allocated memory, as a share of it. Under a cap of 40 GiB torch ran
-    # out with up to 1.6 GiB neither allocated nor enough for the request, once with 3.7; the fullest plan that
-    # ran left 4.6.
+    # Memory that must be free besides the allocated memory, as a share of it. Under a cap of 40 GiB torch
+    # ran out with up to 1.6 GiB neither allocated nor enough for the request, once with 3.7; the fullest
+    # plan that ran left 4.6.
     fragmentation: float = 0.05
     context: float = 1.0  # scales memory outside of torch's allocator
     # The remaining ratio for each class of plans, once the factors above are set.
@@ -231,8 +231,8 @@ class _Parts:
         passes = (in_flight or share.in_flight) - 1 + left
         whole = (share.blocks - recomputed) * kept.block * passes
         outside = kept.outside if share.has_head and left == 1 else 0.0
-        # deepspeed/runtime/pipe/engine.py keeps each micro-batch's input, unless it is tokens, and output; one
-        # more buffer receives inputs, and one receives gradients.
+        # deepspeed/runtime/pipe/engine.py keeps each micro-batch's output, and its input unless it is tokens;
+        # one more buffer receives inputs, and one receives gradients.
         ends = (not share.has_embedding) + (not share.has_head)
         sent = ends * (share.in_flight + 1) * kept.hidden
         if share.has_head and plan.pipeline > 1:
@@ -259,7 +259,7 @@ class _Parts:
         again = kept.block if self.plan.checkpoint_every else 0.0
         head = share.head_parameters * self.held.wide if at_head else 0.0
         working = max(head, (again + kept.backward) * factor)
-        gradient = kept.hidden * factor if share.has_head else 0.0  # other stages have it in the receive buffer
+        gradient = kept.hidden * factor if share.has_head else 0.0  # else it is in the receive buffer
         return [scaled("backward", gradient + working, ACTIVATIONS)]
 
     def _logits(self) -> Component:

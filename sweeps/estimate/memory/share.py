@@ -1,4 +1,4 @@
-"""Which part of a model one rank holds: split over pipeline and tensor degrees. Pure. Counts in elements."""
+"""The part of a model that one rank holds, split by pipeline and tensor degree. Pure. Counts are elements."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from train_entry.contract import ModelShape, Plan
 class Census:
     """A model's parameters by kind."""
 
-    embedding: int  # one row a token; learned positions too
-    head: int  # 0: the embedding serves as head as well
+    embedding: int  # one row per token; includes learned positions
+    head: int  # 0: the embedding also serves as the head
     final_norm: int
     block: float  # of one transformer block
-    block_norms: int  # of them, those of norms, which no degree splits
+    block_norms: int  # those of `block` in norms, which no degree splits
     matrices: Tensors  # of one block
-    is_gated: bool  # three feed-forward matrices (SwiGLU), and RMS norms written out; else two, and LayerNorm
+    is_gated: bool  # three feed-forward matrices (SwiGLU) and RMS norms written out; else two and LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What a rank of one pipeline stage holds, before ZeRO cuts it up further."""
+    """The part of a model that a rank of one pipeline stage holds, before ZeRO shards it."""
 
     stage: int
     blocks: int
@@ -32,7 +32,7 @@ class Share:
     block_parameters: float
     head_parameters: float  # of the output matrix; 0: not on this stage
     largest_parameter: float
-    tensors: Tensors  # all of them; what no matrix explains as one
+    tensors: Tensors  # all tensors; what no matrix explains counts as one
     has_embedding: bool
     has_head: bool
     in_flight: int  # micro-batches whose activations it keeps at once
@@ -40,7 +40,7 @@ class Share:
 
 @lru_cache(maxsize=64)
 def census(model: ModelShape) -> Census:
-    """Count embeddings from the shape; blocks share what is left of all parameters."""
+    """Count embeddings from the shape, and divide the remaining parameters among the blocks."""
     matrix = model.vocab * model.hidden
     positions = model.positions * model.hidden if model.family == "gpt2" else 0
     norm = model.hidden * (2 if model.family == "gpt2" else 1)
@@ -68,7 +68,7 @@ def _matrices(model: ModelShape, kv_width: int, is_gated: bool) -> Tensors:
 
 
 def shares(plan: Plan, model: ModelShape) -> tuple[Share, ...]:
-    """One share a pipeline stage."""
+    """Return one share per pipeline stage."""
     return _shares(model, plan.tensor, plan.pipeline, min(plan.grad_accum, plan.pipeline))
 
 
@@ -81,16 +81,16 @@ def _share(model: ModelShape, tensor: int, pipeline: int, stage: int, in_flight:
     counted, last = census(model), pipeline - 1
     blocks = _blocks(model.layers, pipeline, stage)
     # DeepSpeed's AutoTP (module_inject/auto_tp.py) splits linear layers, the head among them, and leaves
-    # embeddings and norms whole: 705.7M parameters a rank of a 1,345.4M model at tensor=2, as recorded. An
-    # embedding that is the head too it splits by vocabulary (runtime/engine.py, vocab_parallel_lm_head). In a
-    # pipeline blocks alone are split (train_entry/model/split.py).
+    # embeddings and norms whole: 705.7M parameters per rank of a 1,345.4M model at tensor=2, as recorded. It
+    # splits an embedding that is also the head by vocabulary (runtime/engine.py, vocab_parallel_lm_head). In
+    # a pipeline only blocks are split (train_entry/model/split.py).
     block = counted.block_norms + (counted.block - counted.block_norms) / tensor
     has_embedding = stage == 0
     has_head = stage == last
     by_vocabulary = tensor if pipeline == 1 else 1
     embedding = counted.embedding / (by_vocabulary if model.tied_embeddings else 1)
     head = counted.head / by_vocabulary if has_head else 0.0
-    copies = int(has_embedding) or int(has_head and model.tied_embeddings)  # the last stage has its own
+    copies = int(has_embedding) or int(has_head and model.tied_embeddings)  # the last stage has a copy
     whole = copies * embedding + has_head * counted.final_norm
     largest = max(
         model.hidden * model.ffn / tensor,
@@ -111,12 +111,12 @@ def _share(model: ModelShape, tensor: int, pipeline: int, stage: int, in_flight:
         tensors=(*known, (1, left)),
         has_embedding=has_embedding,
         has_head=has_head,
-        # 1F1B (Narayanan et al. 2021, section 2.2): a stage starts as many forward passes as stages follow.
+        # 1F1B (Narayanan et al. 2021, section 2.2): one for the stage itself and one for each that follows.
         in_flight=min(in_flight, pipeline - stage),
     )
 
 
 def _blocks(layers: int, stages: int, stage: int) -> int:
-    """Contiguous and balanced: the first ones take one more where it does not divide."""
+    """Number of blocks of a stage: balanced; the first stages take one more if they do not divide."""
     each, left = divmod(layers, stages)
     return each + (stage < left)

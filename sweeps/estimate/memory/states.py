@@ -15,7 +15,7 @@ from sweeps.estimate.memory.allocator import allocated
 from sweeps.estimate.memory.share import Share
 from train_entry.contract import Engine, Offload, Plan, Precision
 
-# ZeRO paper (Rajbhandari et al. 2020), section 3.1: bytes of the optimizer's copy of a weight, and of a moment.
+# ZeRO paper (Rajbhandari et al. 2020), section 3.1: the optimizer's copy of a weight, and each moment.
 MASTER_BYTES = 4
 MOMENT_BYTES = 4
 

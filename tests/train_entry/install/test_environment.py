@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from train_entry.install import operators, torch_choice, venv
+from train_entry.install import environment, operators, torch_choice
+from train_entry.install.environment import Environment, main, missing_packages, only_one
 from train_entry.install.torch_choice import (
     TORCH_FOR_CUDA,
     TORCH_WITHOUT_GPU,
@@ -24,7 +25,6 @@ from train_entry.install.torch_choice import (
     parse_driver_cuda,
     torch_requirement,
 )
-from train_entry.install.venv import Environment, main, missing_packages, only_one
 
 SMI = "| NVIDIA-SMI 570.86.15     Driver Version: 570.86.15     CUDA Version: 12.8     |"
 
@@ -76,11 +76,11 @@ def test_the_table_is_newest_first_and_ends_at_the_oldest_torch_allowed() -> Non
     assert cudas == sorted(cudas, reverse=True)
     oldest = ".".join(map(str, torch_choice.OLDEST_TORCH))
     assert TORCH_FOR_CUDA[-1][1].startswith(f"{oldest}.")
-    assert f'"torch>={oldest}"' in (venv.ROOT / "pyproject.toml").read_text()
+    assert f'"torch>={oldest}"' in (environment.ROOT / "pyproject.toml").read_text()
 
 
 def test_the_torch_without_a_gpu_is_the_pinned_one() -> None:
-    assert f"torch=={TORCH_WITHOUT_GPU}" in venv.PINS.read_text().splitlines()
+    assert f"torch=={TORCH_WITHOUT_GPU}" in environment.PINS.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def test_a_missing_compiler_is_one_line_with_debians_package(
 def test_an_old_python_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(venv, "OLDEST_PYTHON", (4, 0))
+    monkeypatch.setattr(environment, "OLDEST_PYTHON", (4, 0))
     assert main([]) == 1
     assert re.fullmatch(r"error: Python 3\.11 or newer is needed; .*\n", capsys.readouterr().err)
 
 
 def test_a_fresh_environment_is_left_alone_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(venv, "check_machine", lambda: None)
-    environment = Environment(tmp_path)
-    environment.stamp(dev=False).touch()
+    monkeypatch.setattr(environment, "check_machine", lambda: None)
+    fresh = Environment(tmp_path)
+    fresh.stamp(dev=False).touch()
     assert main(["--venv", str(tmp_path)]) == 0
     assert not environment.log.exists()
 
@@ -219,12 +219,15 @@ def test_a_second_install_waits_for_the_first(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_terminated_step_takes_its_childrens_children_along(tmp_path: Path) -> None:
     program = (
-        "import signal, sys; from pathlib import Path; from train_entry.install.venv import Environment;"
+        "import signal, sys; from pathlib import Path;"
+        "from train_entry.install.environment import Environment;"
         "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number));"
         f"Environment(Path({str(tmp_path)!r})).step('sleeping', ['sh', '-c', 'sleep 60 & echo $!; wait'])"
     )
     log = tmp_path / "install.log"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=venv.ROOT, stdout=subprocess.PIPE) as started:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=environment.ROOT, stdout=subprocess.PIPE
+    ) as started:
         while not (log.exists() and re.search(r"^\d+$", log.read_text(), re.MULTILINE)):
             assert started.poll() is None
         time.sleep(0.2)  # by now `step` waits for the command
@@ -235,7 +238,13 @@ def test_a_terminated_step_takes_its_childrens_children_along(tmp_path: Path) ->
 
 
 def test_the_installer_imports_nothing_that_a_bare_python_lacks() -> None:
-    bare = [sys.executable, "-I", "-S", str(venv.ROOT / "train_entry" / "install" / "venv.py"), "--help"]
+    bare = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(environment.ROOT / "train_entry" / "install" / "environment.py"),
+        "--help",
+    ]
     assert "--venv" in subprocess.run(bare, capture_output=True, text=True, check=True).stdout
 
 
@@ -292,9 +301,9 @@ def compiled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_login_node_compiles_nothing_for_the_processors_of_other_nodes(
     programs: Path, tmp_path: Path, compiled_for: list[bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    venv.install(Environment(tmp_path), (12, 8), dev=False)
+    environment.install(Environment(tmp_path), (12, 8), dev=False)
     assert compiled_for == []
-    assert f"{venv.OPS_ELSEWHERE}\n" in capsys.readouterr().out
+    assert f"{environment.OPS_ELSEWHERE}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("smi", [SMI, "hello"])
@@ -302,5 +311,5 @@ def test_a_cuda_asked_for_beside_a_driver_compiles_here(
     programs: Path, tmp_path: Path, compiled_for: list[bool], smi: str
 ) -> None:
     write_program(programs / "nvidia-smi", f"echo '{smi}'")
-    venv.install(Environment(tmp_path), (12, 6), dev=False)
+    environment.install(Environment(tmp_path), (12, 6), dev=False)
     assert compiled_for == [True]

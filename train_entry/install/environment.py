@@ -1,4 +1,4 @@
-"""Install everything that a sweep needs: `python3 train_entry/install/venv.py [--venv .venv] [--dev]`.
+"""Install everything that a sweep needs: `python3 train_entry/install/environment.py [--venv .venv] [--dev]`.
 
 It runs under any python3 that the machine has, so it uses only the standard library, and only modules that an
 older Python can import: it must be able to say which version is needed.
