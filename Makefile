@@ -50,8 +50,8 @@ format: .venv/.installed-dev  ## Format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/.installed-dev  ## Measure: tests/benchmarks, which `make test` leaves out
-	$(BIN)/python -m pytest tests/benchmarks -s --timeout=0 $(PYTEST_ARGS)
+bench: .venv/.installed-dev  ## Measure: the bench_*.py of tests/benchmarks, which `make test` leaves out
+	$(BIN)/python -m pytest -o "python_files=bench_*.py" tests/benchmarks -s --timeout=0 $(PYTEST_ARGS)
 
 clean:  ## Delete .venv and caches; never studies
 	rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,1 +1,1 @@
-"""From a point of the space to a plan, or to every reason why it is illegal."""
+"""Turn a point of the space into a plan, or into every reason why it is illegal."""

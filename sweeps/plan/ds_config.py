@@ -1,4 +1,4 @@
-"""A plan as DeepSpeed's configuration file: complete, so that it also runs outside of this project. Pure."""
+"""Make a plan's DeepSpeed configuration file: complete, so it also runs outside of this project. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from sweeps.config.keys import KEYS
 from train_entry.contract import Engine, Offload, OffloadPlan, Plan, Precision, Schedule
 
-NEVER = 2**31 - 1  # steps_per_print: DeepSpeed's progress lines are off, ours are in metrics.rank0.jsonl
-# Blocks recompute themselves, whole activations are sent.
+NEVER = 2**31 - 1  # steps_per_print: turns off DeepSpeed's progress lines; metrics.rank0.jsonl has ours
+# Blocks recompute their own activations, and stages send whole activations.
 PIPELINE = {"activation_checkpoint_interval": 0, "pipe_partitioned": False, "grad_partitioned": False}
 
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:
-    """The JSON document for `deepspeed.initialize(config=...)`."""
+    """Return the JSON document for `deepspeed.initialize(config=...)`."""
     config: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -25,10 +25,10 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         "bf16": {"enabled": plan.precision is Precision.BF16},
         "fp16": _fp16(plan),
         "zero_optimization": _zero(plan),
-        # torch's own optimizers are "untested" to DeepSpeed; that they agree with ddp is what our tests show.
+        # DeepSpeed calls torch's own optimizers "untested"; our tests show that they agree with ddp.
         "zero_allow_untested_optimizer": True,
         "steps_per_print": NEVER,
-        # It synchronizes the device at every micro-batch, which ddp does not.
+        # This timer synchronizes the device at every micro-batch, which ddp does not do.
         "timers": {"throughput": {"enabled": False}},
         "wall_clock_breakdown": False,
     }
@@ -38,7 +38,8 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         config["pipeline"] = PIPELINE
     elif plan.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tensor}
-        # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, against the copies of the model at 3.
+        # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, but against the model copies at stage
+        # 3.
         del config["train_batch_size"]
     if Offload.NVME in plan.offload.devices:
         config["aio"] = _declared("aio", plan)
@@ -48,7 +49,7 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
 
 
 def ds_config_text(plan: Plan) -> str | None:
-    """The file's text; None for plans that do not use DeepSpeed."""
+    """Return the file's text, or None for plans that do not use DeepSpeed."""
     if plan.engine is not Engine.DEEPSPEED:
         return None
     return json.dumps(deepspeed_config(plan), indent=2) + "\n"
@@ -63,9 +64,9 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
         return {"type": "SGD", "params": params | {"momentum": optimizer.momentum}}
     adam: dict[str, Any] = {"betas": [optimizer.beta1, optimizer.beta2], "eps": optimizer.eps}
     if plan.offload.optimizer is Offload.NONE:
-        # The same AdamW as ddp's. DeepSpeed's FusedAdam would be another implementation to compare.
+        # ddp uses the same AdamW. DeepSpeed's FusedAdam would be another implementation to compare.
         adam["torch_adam"] = True
-    return {"type": "AdamW", "params": params | adam}  # offloaded, DeepSpeed takes its own for the CPU
+    return {"type": "AdamW", "params": params | adam}  # with offload, DeepSpeed uses its own CPU Adam
 
 
 def _fp16(plan: Plan) -> dict[str, Any]:
@@ -75,11 +76,11 @@ def _fp16(plan: Plan) -> dict[str, Any]:
 
 
 def _scheduler(plan: Plan) -> dict[str, Any] | None:
-    """The scheduler overrides the optimizer's rate from the first step on, so the peak stands in both."""
+    """Return the scheduler section. It overrides the optimizer's rate from step 1, so both have the peak."""
     schedule, peak = plan.schedule, plan.optimizer.lr
     if schedule.kind is Schedule.CONSTANT and not schedule.warmup_steps:
         return None
-    # Without a warm-up DeepSpeed still takes one, of two steps at least; so does ddp (schedule.py).
+    # Without a warm-up DeepSpeed still does one of at least two steps; so does ddp (schedule.py).
     warmup = {
         "warmup_num_steps": max(1, schedule.warmup_steps),
         "warmup_type": "linear",  # DeepSpeed's default is logarithmic
@@ -107,7 +108,7 @@ def _zero(plan: Plan) -> dict[str, Any]:
 
 
 def _declared(section: str, plan: Plan) -> dict[str, Any]:
-    """The section's keys that knobs declare for a plan of this ZeRO stage."""
+    """Return the keys of the section that knobs declare for a plan of this ZeRO stage."""
     found: dict[str, Any] = {}
     for key in KEYS.values():
         at = key.deepspeed

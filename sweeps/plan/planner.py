@@ -1,4 +1,4 @@
-"""From a point of the space to all that a trial needs: configuration, plan, identity, command."""
+"""Turn a point of the space into all that a trial needs: configuration, plan, identity, command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from train_entry.contract import (
     typed,
 )
 
-MAX_TRIED = 2000  # points looked at before a launch, to see whether any of them is legal
+MAX_TRIED = 2000  # points tried before a launch, to see if any of them is legal
 
 
 class Planner:
@@ -44,7 +44,7 @@ class Planner:
         self._settings = Settings(composer, machine)
 
     def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
-        """Whether a knob has an effect beside these values."""
+        """True if a knob has an effect at this point."""
         return self._settings.is_active(key, point)
 
     def plan(self, point: Mapping[str, Scalar]) -> Planned:
@@ -58,7 +58,7 @@ class Planner:
         return Planned(plan=plan, fingerprint=identity, overrides=overrides)
 
     def default(self, key: str, point: Mapping[str, Scalar]) -> Scalar:
-        """A knob's value beside these, where nothing sets it. None: a group, which has none to compare."""
+        """Return a knob's value at this point if nothing sets it; None for a group, which has no value."""
         if key not in KEYS:
             return None
         try:
@@ -68,7 +68,7 @@ class Planner:
         return value
 
     def require_legal(self, space: SearchSpace) -> None:
-        """Raise ConfigError, with every distinct reason, where no point of the space makes a legal plan."""
+        """Raise ConfigError with every distinct reason if no point tried makes a legal plan."""
         reasons: dict[str, None] = {}
         for point in space.ends.sample(MAX_TRIED, random.Random(0), self.is_active):
             plan = self.plan(point).plan
@@ -78,10 +78,10 @@ class Planner:
         raise ConfigError(list(reasons))
 
     def spec(self, trial: Trial, attempt: int, kind: AttemptKind) -> TrialSpec:
-        """What the job of an attempt is told."""
+        """Return the job specification of an attempt."""
         if trial.plan is None:
             raise ValueError(f"trial {trial.number} has no plan")
-        config = self._composer.compose()  # what a job is told beside its plan is fixed within a study
+        config = self._composer.compose()  # all of a specification but the plan is fixed within a study
         measure = _measure(config.measure)
         if kind is AttemptKind.CHECK or "loss" in goal_names(config.objective):
             measure = _check(measure, config, trial.plan)
@@ -100,7 +100,7 @@ class Planner:
         )
 
     def _overrides(self, point: Mapping[str, Scalar]) -> tuple[str, ...]:
-        """The command of one trial: without what is private, and what only says how a study searches."""
+        """Return the command of one trial, without secrets and keys that only say how a study searches."""
         fixed = [
             override
             for override in self._composer.fixed
@@ -136,7 +136,7 @@ def _measure(measure: MeasureConfig) -> MeasureSpec:
 
 
 def _check(measure: MeasureSpec, config: SweepConfig, plan: Plan) -> MeasureSpec:
-    """As many steps as the check's tokens take."""
+    """Return the measurement with as many steps as the check's tokens take."""
     steps = math.ceil(config.check.tokens / plan.tokens_per_step) - measure.warmup_steps
     return dataclasses.replace(measure, steps=max(2, steps), split_steps=0, precision=0.0)
 

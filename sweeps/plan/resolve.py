@@ -1,4 +1,4 @@
-"""From a configuration to a plan, or to the reasons why there is none. Pure."""
+"""Resolve a configuration to a plan, or to the reasons why there is none. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from train_entry.contract import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """No legal plan; costs 0 GPU-seconds."""
+    """The reasons why a configuration makes no legal plan; costs 0 GPU-seconds."""
 
     reasons: tuple[Reason, ...]
 
@@ -47,13 +47,13 @@ class Rejection:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """For the command line: with the rule's name, under which docs/rules.md says why."""
+        """The reasons for the command line, each with the name of its rule, which docs/rules.md explains."""
         return tuple(f"{reason.text} [{reason.rule}]" for reason in self.reasons)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """A point, understood."""
+    """The result of planning a point."""
 
     plan: Plan | Rejection
     fingerprint: str | None
@@ -61,7 +61,7 @@ class Planned:
 
 
 def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | Rejection:
-    """The plan of a configuration on a machine, or all reasons why it has none."""
+    """Return the plan of a configuration on a machine, or all reasons why it has none."""
     ranks = config.ranks or machine.default_ranks
     precision = machine.precision(config.precision)
     draft = Draft(
@@ -77,17 +77,18 @@ def resolve(config: SweepConfig, model: ModelShape, machine: Machine) -> Plan | 
 
 
 def lr_factor(lr: LrConfig, global_batch: int) -> float:
-    """What the rates at base_batch are multiplied with at a global batch.
+    """Return the factor that scales the learning rates of base_batch to a global batch k times as large.
 
-    sqrt: k times the batch, sqrt(k) times the rate, for Adam (Malladi et al. 2022, arXiv 2205.10287).
-    linear: k times the rate, for SGD (Goyal et al. 2017, arXiv 1706.02677).
+    sqrt: sqrt(k), for Adam (Malladi et al. 2022, arXiv 2205.10287).
+    linear: k, for SGD (Goyal et al. 2017, arXiv 1706.02677).
+    none: 1.
     """
     ratio = global_batch / lr.base_batch
     return {"sqrt": math.sqrt(ratio), "linear": ratio, "none": 1.0}[lr.rule]
 
 
 def warmup_steps(lr: LrConfig, global_batch: int) -> int:
-    """Warm-up steps at a global batch: the steps, or the samples, of base_batch; or a number of their own."""
+    """Warm-up steps at a global batch: as many steps or samples as at base_batch, or a number by itself."""
     if lr.warmup == "steps":
         return lr.base_warmup
     if lr.warmup == "samples":
@@ -96,14 +97,14 @@ def warmup_steps(lr: LrConfig, global_batch: int) -> int:
 
 
 def fingerprint(plan: Plan, model: ModelShape, data: DataSpec) -> str:
-    """A hash of exactly what changes the run: two plans that would run the same job have the same one."""
-    zero = dataclasses.replace(plan.zero, allgather_bucket_size=0)  # exported, but read by nothing
+    """Return a hash of exactly what changes the run: plans that would run the same job have the same hash."""
+    zero = dataclasses.replace(plan.zero, allgather_bucket_size=0)  # exported, but never read
     text = dump((dataclasses.replace(plan, zero=zero), model, data), indent=None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def data_spec(config: SweepConfig) -> DataSpec:
-    """Where a job finds its tokens; paths absolute, since it runs in a directory of its own."""
+    """Return where a job finds its tokens. Paths are absolute, since it runs in a directory of its own."""
     data = config.data
     return DataSpec(
         kind=data.kind,
@@ -144,7 +145,7 @@ def _plan(draft: Draft) -> Plan:
 
 
 def _grad_accum_dtype(asked: str, precision: str) -> Precision | None:
-    """None where it is what DeepSpeed takes by itself."""
+    """Return None if DeepSpeed uses this format by default."""
     return None if asked in ("auto", precision) else Precision(asked)
 
 
@@ -170,7 +171,7 @@ def _loss_scale(fp16: Fp16Config) -> LossScalePlan:
 
 
 def _zero(zero: ZeroConfig) -> ZeroPlan:
-    """Field by field: the plan calls each as its knob."""
+    """Copy field by field: a plan's field has the name of its knob."""
     values: dict[str, Any] = {field.name: getattr(zero, field.name) for field in dataclasses.fields(ZeroPlan)}
     whole = {name: int(value) for name, value in values.items() if KEYS[f"zero.{name}"].is_integral}
     return ZeroPlan(**(values | whole))

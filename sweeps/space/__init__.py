@@ -1,1 +1,1 @@
-"""The knobs that vary: dimensions, the points they span, and which knobs are active at a point."""
+"""The search space: dimensions, the points that they span, and the knobs that are active at a point."""

@@ -1,4 +1,4 @@
-"""What varies: dimensions and the points they span. Pure; knows neither Hydra nor Optuna."""
+"""Dimensions and the points that they span. Pure; knows neither Hydra nor Optuna."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dataclasses import dataclass, field
 from sweeps.space.conditions import decision_rank, is_conditional
 from train_entry.contract import Scalar
 
-Point = dict[str, Scalar]  # knob to value; a knob that does not matter there is absent
-IsActive = Callable[[str, Mapping[str, Scalar]], bool]  # whether a knob has an effect beside these values
+Point = dict[str, Scalar]  # knob to value, without knobs that have no effect there
+IsActive = Callable[[str, Mapping[str, Scalar]], bool]  # (knob, other values): True if it has an effect
 
 
 def always(key: str, point: Mapping[str, Scalar]) -> bool:
-    """Every knob matters everywhere."""
+    """True: every knob has an effect everywhere."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """A finite set of values, in the order written."""
+    """A finite set of values, in the order in which they were written."""
 
     values: tuple[Scalar, ...]
 
     @property
     def is_ordinal(self) -> bool:
-        """Numbers in order: a sampler may then learn from neighbours."""
+        """True for at least three numbers in ascending order: a sampler may learn from neighbours."""
         numbers = [v for v in self.values if isinstance(v, (int, float)) and not isinstance(v, bool)]
         return len(numbers) == len(self.values) > 2 and numbers == sorted(numbers)
 
@@ -41,7 +41,7 @@ class Interval:
     high: float
     log: bool
     integral: bool
-    digits: int | None = None  # significant digits that sampled values are rounded to, so that repeats meet
+    digits: int | None = None  # significant digits of sampled values, so that they repeat
 
     def draw(self, source: random.Random) -> Scalar:
         if self.log:
@@ -76,10 +76,10 @@ class Dimension:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """Dimensions, as written. A point holds those alone that matter given its other knobs."""
+    """Dimensions in the order written. A point holds only knobs that have an effect beside its other knobs."""
 
     dimensions: tuple[Dimension, ...]
-    _order: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)  # of decision
+    _order: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)  # deciding knobs first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_order", _by_decision(self.dimensions))
@@ -90,24 +90,24 @@ class SearchSpace:
 
     @property
     def ends(self) -> SearchSpace:
-        """The space of its corners: all choices, and both ends of each interval."""
+        """The space of the corners: all choices, and both ends of each interval."""
         return SearchSpace(dimensions=tuple(_ends(dimension) for dimension in self.dimensions))
 
     def size(self, is_active: IsActive = always) -> int | None:
-        """How many points it has; None: infinitely many."""
+        """Return the number of points, or None if it is infinite."""
         return _count(self._order, {}, is_active) if self.is_finite else None
 
     def points(self, is_active: IsActive = always) -> Iterator[Point]:
-        """Every point of a finite space once, the first dimension slowest, as Hydra's basic sweeper would go.
+        """Yield every point of a finite space once. The first dimension varies slowest, as in Hydra's basic sweeper.
 
-        Where a knob stands before one that decides whether it matters, the deciding one is the slower.
+        If a knob is written before one that decides whether it has an effect, the deciding one varies slower.
         """
         if not self.is_finite:
             raise ValueError("an infinite space cannot be enumerated")
         return (self._as_written(point) for point in _walk(self._order, {}, is_active))
 
     def build(self, choose: Callable[[Dimension], Scalar], is_active: IsActive = always) -> Point:
-        """A point, knob by knob: each that matters, given those that decide it."""
+        """Build a point: choose a value for each knob that has an effect beside the knobs chosen before."""
         point: Point = {}
         for dimension in self._order:
             if is_active(dimension.key, point):
@@ -115,16 +115,16 @@ class SearchSpace:
         return self._as_written(point)
 
     def draw(self, source: random.Random, is_active: IsActive = always) -> Point:
-        """A random point, uniform over choices and, on their scale, over intervals."""
+        """Return a random point, uniform over choices and over intervals (linear or logarithmic)."""
         return self.build(lambda dimension: dimension.draw(source), is_active)
 
     def reduce(self, point: Mapping[str, Scalar], is_active: IsActive = always) -> Point:
-        """A point of this space, without what does not matter in it, snapped."""
+        """Return the point with values snapped to this space, without knobs that have no effect in it."""
         known = SearchSpace(dimensions=tuple(found for found in self.dimensions if found.key in point))
         return known.build(lambda dimension: dimension.snap(point[dimension.key]), is_active)
 
     def sample(self, most: int, source: random.Random, is_active: IsActive = always) -> list[Point]:
-        """All points where there are no more than `most`; else up to `most` different ones, at random."""
+        """Return all points if there are at most `most`, else up to `most` different random ones."""
         size = self.size(is_active)
         if size is not None and size <= most:
             return list(self.points(is_active))
@@ -136,7 +136,7 @@ class SearchSpace:
 
 
 def _by_decision(dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    """As written, save that what decides whether a knob matters comes before it."""
+    """Return the dimensions as written, but with deciding knobs moved before the knobs that depend on them."""
     ranks = {dimension.key: decision_rank(dimension.key) for dimension in dimensions}
     deciding = sorted(dimensions, key=lambda found: ranks[found.key])
     ordered: dict[str, Dimension] = {}
@@ -172,7 +172,7 @@ def _walk(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) 
 
 
 def _count(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) -> int:
-    """As many as _walk yields; only knobs that decide are gone through, the others multiply."""
+    """Count the points that _walk yields: iterate over deciding knobs, multiply by the sizes of the others."""
     if not dimensions:
         return 1
     first, *rest = dimensions
@@ -184,6 +184,6 @@ def _count(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive)
 
 
 def powers_of_two(low: float, high: float) -> tuple[int, ...]:
-    """Those from low to high, both included."""
+    """Return the powers of two from low to high, both included."""
     first = max(0, math.ceil(math.log2(max(low, 1))))
     return tuple(2**power for power in range(first, math.floor(math.log2(max(high, 1))) + 1))

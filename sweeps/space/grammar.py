@@ -1,4 +1,4 @@
-"""Sweep overrides, in Hydra's own grammar, to dimensions. Nothing is sampled that was not checked here."""
+"""Parse sweep overrides, in Hydra's own grammar, to dimensions. Check every value before any is sampled."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from sweeps.space.dimensions import Choices, Dimension, Interval, IsActive, Poin
 from train_entry.contract import Scalar
 
 KNOWN_TAGS = frozenset({"log"})
-MAX_CORNERS = 2000  # combinations of deciding knobs looked at, to see whether another is active in any
+MAX_CORNERS = 2000  # combinations of deciding knobs tried, to see if another knob is active in any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a command line asks: everything that is fixed, and what varies."""
+    """The content of a command line: the overrides that are fixed, and the space that varies."""
 
     composer: Composer  # holds the fixed overrides
     space: SearchSpace
-    asked: frozenset[str]  # knobs that the command line itself says to vary; a space file adds others
+    asked: frozenset[str]  # knobs that the command line itself varies; a space file adds others
 
 
 def read_request(arguments: Sequence[str], composer: Composer) -> Request:
-    """Split a command line into what is fixed and what varies, each value checked by composing it once.
+    """Split a command line into what is fixed and what varies, and check each value by composing it once.
 
     A sweep override defines or replaces its knob's dimension, a plain one pins it. The default space counts
-    only where the command line neither sweeps nor chooses a space. Raises ConfigError, all problems at once.
+    only if the command line neither sweeps nor chooses a space. Raise ConfigError with all problems at once.
     """
     overrides = _parse(arguments, composer)
     swept = [override for override in overrides if override.is_sweep_override()]
@@ -49,7 +49,7 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
     asked = {override.key_or_group: override for override in swept}
     pinned = {override.key_or_group for override in fixed}
     if both := sorted(pinned & set(asked)):
-        raise ConfigError([f"{key}: both swept and set to one value; leave one of them out" for key in both])
+        raise ConfigError([f"{key}: both swept and set to one value; remove one of them" for key in both])
     if not swept or pinned & {"space", "experiment"} or any(key.startswith("space.") for key in pinned):
         for override in _from_space_files(composer):
             if override.key_or_group not in pinned:
@@ -61,9 +61,9 @@ def read_request(arguments: Sequence[str], composer: Composer) -> Request:
 
 
 def without_inactive(request: Request, is_active: IsActive) -> Request:
-    """The request without dimensions that change nothing anywhere in its space.
+    """Return the request without dimensions that have no effect anywhere in its space.
 
-    Raises ConfigError where the command line itself asks for one.
+    Raise ConfigError if the command line itself asks for one.
     """
     conditional = [dim.key for dim in request.space.dimensions if is_conditional(dim.key)]
     corners = _deciding_corners(request.space, is_active) if conditional else []
@@ -86,7 +86,7 @@ def _deciding_corners(space: SearchSpace, is_active: IsActive) -> list[Point]:
 
 
 def pinned_values(arguments: Sequence[str], composer: Composer) -> Point:
-    """The knobs that a command line sets to one value each, study-level keys left out."""
+    """Return the knobs that a command line sets to one value each, without study-level keys."""
     return {
         override.key_or_group: _scalar(override.value())
         for override in _parse(arguments, composer)
@@ -128,8 +128,8 @@ def _bad_key(override: Override, composer: Composer) -> str | None:
 
 def _why_fixed(scope: Scope) -> str:
     if scope.may_change:
-        return "is no dimension; give it one value, which the next start of the study may change"
-    return "fixed within a study; give it one value, and start a study for another"
+        return "cannot vary; give it one value, which the next start of the study may change"
+    return "fixed within a study; give it one value, and start another study for another value"
 
 
 def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimension, ...]:
@@ -141,7 +141,7 @@ def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimensi
             problems += [
                 problem
                 for problem in _bad_values(dimension, composer)
-                if problem.partition(":")[0] not in asked.keys() - {key}  # that varies too: seen when planned
+                if problem.partition(":")[0] not in asked.keys() - {key}  # it varies too: checked when planned
             ]
             dimensions.append(dimension)
         except ConfigError as error:
@@ -156,7 +156,7 @@ def _dimension(key: str, override: Override, composer: Composer) -> Dimension:
     value = override.value()
     tags: set[str] = getattr(value, "tags", set())
     if unknown := set(tags) - KNOWN_TAGS:
-        raise ConfigError(f"{key}={text}: tag {', '.join(sorted(unknown))} is not known; log is")
+        raise ConfigError(f"{key}={text}: tag {', '.join(sorted(unknown))} is unknown; the only tag is log")
     if isinstance(value, IntervalSweep):
         return Dimension(key=key, text=text, range=_interval(key, text, value, "log" in tags))
     if not override.is_sweep_override():
@@ -171,7 +171,7 @@ def _listed(override: Override, composer: Composer) -> list[Any]:
     value = override.value()
     if not getattr(value, "shuffle", False):
         return list(override.sweep_iterator())
-    # Hydra's own shuffle has no seed: a resumed study would differ.
+    # Hydra's own shuffle has no seed, so a resumed study would get another order.
     items: list[Any] = list(value.range() if isinstance(value, RangeSweep) else getattr(value, "list", ()))
     random.Random(composer.compose().search.seed).shuffle(items)
     return items
@@ -182,26 +182,26 @@ def _interval(key: str, text: str, value: IntervalSweep, log: bool) -> Choices |
     if low is None or high is None or low > high:
         raise ConfigError(f"{key}={text}: the interval is empty; write the smaller end first")
     if log and low <= 0:
-        raise ConfigError(f"{key}={text}: a logarithmic interval begins above 0")
+        raise ConfigError(f"{key}={text}: a logarithmic interval must begin above 0")
     known = KEYS.get(key)
     if known is None or not known.is_number:
-        raise ConfigError(f"{key}={text}: an interval needs a number; list the choices instead")
+        raise ConfigError(f"{key}={text}: only a numeric knob can have an interval; list the choices instead")
     grid = known.declared.grid
     if grid == "pow2":
         powers = powers_of_two(low, high)
         if not powers:
-            raise ConfigError(f"{key}={text}: holds no power of two, the grid of {key}")
+            raise ConfigError(f"{key}={text}: contains no power of two, and {key} varies by powers of two")
         return Choices(values=powers)
     integral = known.is_integral or isinstance(low, int)
     if integral:
         low, high = math.ceil(low), math.floor(high)
         if low > high:
-            raise ConfigError(f"{key}={text}: holds no whole number")
+            raise ConfigError(f"{key}={text}: contains no whole number")
     return Interval(low=low, high=high, log=log, integral=integral, digits=2 if grid == "digits" else None)
 
 
 def _bad_values(dimension: Dimension, composer: Composer) -> list[str]:
-    """Compose every value once: Hydra itself does not look at swept overrides before they are sampled."""
+    """Compose every value once: Hydra itself does not check swept overrides before they are sampled."""
     found = dimension.range
     values = found.values if isinstance(found, Choices) else (found.snap(found.low), found.snap(found.high))
     if dimension.key in composer.groups():

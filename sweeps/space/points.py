@@ -1,4 +1,4 @@
-"""Points as typed configurations, and which knobs matter at them: for one command line on one machine."""
+"""Turn points into typed configurations, and find active knobs, for one command line on one machine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Chosen = tuple[tuple[str, Scalar], ...]  # part of a point
 
 
 class Settings:
-    """Composes once for each combination of groups; a point is then put together from that and its values.
+    """Configurations of points. Composes only once per combination of groups, then sets a point's values.
 
-    Composing a point takes milliseconds, and a space has thousands of them.
+    Composing a point takes milliseconds, and a space has thousands of points.
     """
 
     def __init__(self, composer: Composer, machine: Machine) -> None:
@@ -36,18 +36,18 @@ class Settings:
         self._setting = lru_cache(maxsize=None)(self._find_setting)
 
     def config(self, point: Mapping[str, Scalar]) -> SweepConfig:
-        """What composing the point gives. Raises ConfigError with a line for each problem."""
+        """Return the same configuration as composing the point. Raise ConfigError with a line per problem."""
         try:
             values = {key: self._value(key, value) for key, value in point.items() if key in KEYS}
             config = _with_values(self._base(_groups(point)), values)
-        except ConfigError:  # a value may be wrong by itself, and right beside the others
+        except ConfigError:  # a value that is wrong by itself may be right beside the others
             return self._composer.compose(point)
         if any(bad_values(config)):
-            return self._composer.compose(point)  # says where each came from
+            return self._composer.compose(point)  # it says where each value came from
         return config
 
     def is_active(self, key: str, point: Mapping[str, Scalar]) -> bool:
-        """Whether a knob has an effect beside these values. Only those that decide need be there."""
+        """True if a knob has an effect at this point, which needs to have only the deciding knobs."""
         if not is_conditional(key):
             return True
         deciding = tuple((name, value) for name, value in point.items() if name in _DECIDING)
@@ -58,7 +58,7 @@ class Settings:
         return self._composer.compose(dict(groups))
 
     def _compose_value(self, key: str, value: Scalar) -> Any:
-        """As the schema types it: 50000000.0 for 50000000, a list for its text."""
+        """Return the value in the type of the schema: 50000000.0 for 50000000, a list for its text."""
         kind = KEYS[key].type.removesuffix(" | None")
         if type(value).__name__ == kind:
             return value
@@ -71,7 +71,7 @@ class Settings:
             config = self._base(groups)
         except ConfigError:
             return None
-        config = _with_values(config, dict(deciding))  # unchecked: what it needs beside it is yet to come
+        config = _with_values(config, dict(deciding))  # unchecked: values that it needs may be set later
         return setting_of(config, self._machine)
 
 
@@ -80,7 +80,7 @@ def _groups(point: Mapping[str, Scalar]) -> Chosen:
 
 
 def _with_values(config: SweepConfig, values: Mapping[str, Any]) -> SweepConfig:
-    """A copy with these keys set; each section is copied once, since that is what takes long."""
+    """Return a copy with these keys set. It copies each section only once, since copying is slow."""
     sections: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in values.items():
         section, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""The ways a configuration makes no legal plan. One rule each; all that are broken are reported at once."""
+"""All rules of a legal plan. All rules that a configuration breaks are reported at once."""
 
 from sweeps.plan.rules import batch, model, offload, parallel, precision, zero
 from sweeps.plan.rules.base import Draft, Rule

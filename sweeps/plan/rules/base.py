@@ -1,6 +1,6 @@
-"""What a rule is. A rule gives its reason with the numbers, and what would be legal.
+"""The type of all rules. A rule gives its reason with the numbers, and says what would be legal.
 
-It is checked before anything is launched, so a broken rule costs 0 GPU-seconds.
+Rules are checked before anything is launched, so a broken rule costs 0 GPU-seconds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from train_entry.contract import ModelShape, Reason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """What is known before a plan exists."""
+    """A configuration and its context, before a plan exists."""
 
     config: SweepConfig
     model: ModelShape
     machine: Machine
     ranks: int
-    precision: str  # resolved: never auto
+    precision: str  # resolved, never auto
     warmup_steps: int  # of the learning rate, at this global batch
 
     @property
@@ -30,12 +30,12 @@ class Draft:
 
     @property
     def tensor(self) -> int:
-        """The degree in effect: ddp has none."""
+        """The degree in effect; 1 for ddp."""
         return self.config.tensor if self.is_deepspeed else 1
 
     @property
     def pipeline(self) -> int:
-        """The degree in effect: ddp has none."""
+        """The degree in effect; 1 for ddp."""
         return self.config.pipeline if self.is_deepspeed else 1
 
     @property
@@ -48,7 +48,7 @@ class Draft:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage in effect: ddp has none."""
+        """The ZeRO stage in effect; 0 for ddp."""
         return self.config.zero.stage if self.is_deepspeed else 0
 
 
@@ -57,15 +57,15 @@ Check = Callable[[Draft], str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One way to make no legal plan."""
+    """A condition that every legal plan meets."""
 
     name: str
-    explanation: str  # why it is so, from the check's docstring
-    source: str  # where that is written, or how it was seen
+    explanation: str  # why the rule exists, from the check's docstring
+    source: str  # where this is written, or how it was observed
     check: Check
 
     def __call__(self, draft: Draft) -> Reason | None:
-        """The reason, where the draft breaks the rule."""
+        """Return the reason if the draft breaks the rule."""
         text = self.check(draft)
         return None if text is None else Reason(rule=self.name, text=text, source=self.source)
 
@@ -81,7 +81,7 @@ def rule(source: str) -> Callable[[Check], Rule]:
 
 
 def choices(items: list[object] | list[int] | list[str]) -> str:
-    """`1, 2 or 4`; long lists are shortened."""
+    """Return `1, 2 or 4`; long lists are shortened."""
     shown = [str(item) for item in items]
     if len(shown) > 12:
         shown = [*shown[:11], shown[-1]]

@@ -1,4 +1,4 @@
-"""Ranks, degrees, batches and sequences that do not go together."""
+"""Rules on ranks, degrees, batches and sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BYTE_VALUES = 256
 
 @rule(source="nvidia-smi, or the cores this process may use")
 def ranks_fit_the_cluster(draft: Draft) -> str | None:
-    """A rank takes a GPU, or a core, of its own."""
+    """Each rank needs a GPU, or a core, of its own."""
     machine = draft.machine
     if draft.ranks <= machine.capacity:
         return None
@@ -38,12 +38,12 @@ def batches_divide(draft: Draft) -> str | None:
     """The batch triad: global_batch = micro_batch x accumulation x data degree."""
     config, data = draft.config, draft.data
     if ranks_fit_the_cluster(draft) or degrees_divide_ranks(draft):
-        return None  # there is no data degree to speak of
+        return None  # there is no valid data degree
     if config.global_batch % (config.micro_batch * data) == 0:
         return None
     if config.global_batch % data:
         near = max(data, round(config.global_batch / data) * data)
-        way_out = f"no micro_batch would do; global_batch must be a multiple of {data}, such as {near}"
+        way_out = f"no micro_batch is legal; global_batch must be a multiple of {data}, such as {near}"
     else:
         way_out = f"micro_batch may be {choices(divisors(config.global_batch // data))}"
     return (
@@ -54,7 +54,7 @@ def batches_divide(draft: Draft) -> str | None:
 
 @rule(source="transformers: max_position_embeddings")
 def sequence_fits_the_model(draft: Draft) -> str | None:
-    """Positions beyond the model's own were never meant."""
+    """The model is not made for positions beyond its own maximum."""
     if draft.config.seq_len <= draft.model.positions:
         return None
     model = draft.model
@@ -63,7 +63,7 @@ def sequence_fits_the_model(draft: Draft) -> str | None:
 
 @rule(source="an embedding has no row for other tokens")
 def bytes_fit_the_vocabulary(draft: Draft) -> str | None:
-    """Without a tokenizer, a token is a byte."""
+    """Without a tokenizer, each byte is a token."""
     data = draft.config.data
     if data.kind == "synthetic" or data.tokenizer or draft.model.vocab >= BYTE_VALUES:
         return None

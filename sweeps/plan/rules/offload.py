@@ -1,4 +1,4 @@
-"""States that cannot be kept where they are asked to be."""
+"""Rules on offload: states that cannot be kept in the place that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from sweeps.plan.rules.base import Draft, rule
 from train_entry.contract import size_text
 
-# Written by ZeRO-3 for each parameter of the model, over all ranks: fp32 master, and two moments or one.
+# Bytes that ZeRO-3 writes per parameter of the model, over all ranks: fp32 master, and two moments or one.
 OPTIMIZER_BYTES = {"adamw": 12, "sgd": 8}
-GRADIENT_BYTES = 4  # and gradients, in fp32
+GRADIENT_BYTES = 4  # ... and fp32 gradients
 
 
 def _offloads_anything(draft: Draft) -> bool:
@@ -24,9 +24,9 @@ def _is_ratio_in_use(draft: Draft) -> bool:
     return draft.config.offload.ratio < 1 and draft.config.zero.offload_optimizer == "cpu"
 
 
-@rule(source="torch DistributedDataParallel has no notion of it")
+@rule(source="torch DistributedDataParallel has no offload")
 def ddp_offloads_nothing(draft: Draft) -> str | None:
-    """Offload is a part of ZeRO."""
+    """Offload is a part of ZeRO, which ddp does not use."""
     if draft.is_deepspeed or not _offloads_anything(draft):
         return None
     zero = draft.config.zero
@@ -36,7 +36,7 @@ def ddp_offloads_nothing(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/engine.py: the optimizer's class changes, its tensors stay on the device")
 def optimizer_offload_needs_a_zero_stage(draft: Draft) -> str | None:
-    """At stage 0 DeepSpeed takes its CPU optimizer and moves nothing."""
+    """At stage 0 DeepSpeed uses its CPU optimizer but moves nothing."""
     device = draft.config.zero.offload_optimizer
     if not draft.is_deepspeed or draft.stage > 0 or device == "none":
         return None
@@ -57,11 +57,11 @@ def param_offload_needs_stage_3(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/zero/stage_1_and_2.py: any device but none counts as cpu")
 def nvme_needs_stage_3(draft: Draft) -> str | None:
-    """Stages 1 and 2 take nvme for cpu, and write nothing."""
+    """Stages 1 and 2 treat nvme like cpu, and write nothing to disk."""
     if draft.stage not in (1, 2) or draft.config.zero.offload_optimizer != "nvme":
         return None
     return (
-        f"zero.offload_optimizer=nvme with zero.stage={draft.stage} would be taken for cpu; "
+        f"zero.offload_optimizer=nvme with zero.stage={draft.stage} would be treated like cpu; "
         "zero.offload_optimizer may be cpu, or zero.stage 3"
     )
 
@@ -79,7 +79,7 @@ def a_ratio_needs_stage_3(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/zero/stage3.py: Hybrid Optimizer Only Supports DeepSpeedCPUAdam")
 def a_ratio_needs_adamw(draft: Draft) -> str | None:
-    """The device's part of the update is an Adam of its own."""
+    """DeepSpeed updates the device's share with a separate Adam."""
     name = draft.config.optimizer.name
     if not _is_ratio_in_use(draft) or draft.stage != 3 or name == "adamw":
         return None
@@ -91,7 +91,7 @@ def a_ratio_needs_adamw(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/zero/stage3.py: backup_optimizer takes its rate once, from the first group")
 def a_ratio_needs_a_constant_rate(draft: Draft) -> str | None:
-    """The device's part is updated at the rate of the start for ever: the scheduler does not reach it."""
+    """The scheduler does not reach the device's share: it is always updated at the initial rate."""
     lr = draft.config.lr
     if not _is_ratio_in_use(draft) or draft.stage != 3:
         return None
@@ -99,14 +99,14 @@ def a_ratio_needs_a_constant_rate(draft: Draft) -> str | None:
         return None
     return (
         f"offload.ratio={draft.config.offload.ratio:g} with a learning rate that changes: DeepSpeed "
-        "updates the device's share at its first rate for ever; offload.ratio may be 1, or the "
+        "always updates the device's share at the initial rate; offload.ratio may be 1, or the "
         "rate constant: lr.warmup=0 and lr.schedule=constant"
     )
 
 
 @rule(source="deepspeed/runtime/zero/stage3.py: int((1 - ratio) x sub-groups) of them stay on the device")
 def a_ratio_leaves_a_sub_group(draft: Draft) -> str | None:
-    """The split is by whole sub-groups: with one of them, all of it goes to the CPU."""
+    """The update is split by whole sub-groups: with only one, all of it goes to the CPU."""
     config = draft.config
     if not _is_ratio_in_use(draft) or draft.stage != 3 or draft.machine.device == "cpu":
         return None
@@ -116,14 +116,14 @@ def a_ratio_leaves_a_sub_group(draft: Draft) -> str | None:
         return None
     wanted = math.ceil(1 / (1 - config.offload.ratio))
     return (
-        f"offload.ratio={config.offload.ratio:g} with {groups} sub-group{'s' * (groups > 1)} a rank leaves "
-        f"none on the device; {wanted} would, with zero.sub_group_size at most {share / wanted:.2g}"
+        f"offload.ratio={config.offload.ratio:g} with {groups} sub-group{'s' * (groups > 1)} per rank leaves "
+        f"none on the device; {wanted} are needed: zero.sub_group_size may be at most {share / wanted:.2g}"
     )
 
 
 @rule(source="deepspeed/runtime/zero/stage3.py joins nvme_path, which cannot be left out")
 def nvme_needs_a_path(draft: Draft) -> str | None:
-    """It is a property of the nodes, so it is no knob."""
+    """The path is a property of the nodes, so it is no knob."""
     if not _uses_nvme(draft) or draft.machine.nvme is not None:
         return None
     return "offload to nvme needs a directory on a local disk; set cluster.nvme_path=DIR"
@@ -131,7 +131,7 @@ def nvme_needs_a_path(draft: Draft) -> str | None:
 
 @rule(source="the directory itself")
 def the_nvme_path_can_be_written(draft: Draft) -> str | None:
-    """Looked at before anything is launched."""
+    """The directory is checked before anything is launched."""
     nvme = draft.machine.nvme
     if not _uses_nvme(draft) or nvme is None or nvme.problem is None:
         return None
@@ -146,7 +146,7 @@ def nvme_needs_libaio(draft: Draft) -> str | None:
     return "offload to nvme needs libaio's header and library here; on Debian: apt install libaio-dev"
 
 
-@rule(source="seen: bytes a parameter under nvme_path")
+@rule(source="seen: bytes per parameter under nvme_path")
 def the_nvme_has_space(draft: Draft) -> str | None:
     """All ranks of a node share its disk."""
     nvme = draft.machine.nvme
@@ -156,13 +156,13 @@ def the_nvme_has_space(draft: Draft) -> str | None:
     if need_bytes <= nvme.free_bytes:
         return None
     return (
-        f"offload to nvme writes {size_text(need_bytes)} a node, and cluster.nvme_path={nvme.path} has "
-        f"{size_text(nvme.free_bytes)} free"
+        f"offload to nvme writes {size_text(need_bytes)} per node, but cluster.nvme_path={nvme.path} has "
+        f"only {size_text(nvme.free_bytes)} free"
     )
 
 
 def nvme_bytes(draft: Draft) -> int:
-    """What a node writes: its ranks' share of the states that go there."""
+    """Bytes that a node writes: its ranks' share of the states that go to NVMe."""
     zero = draft.config.zero
     weight_bytes = 4 if draft.precision == "fp32" else 2
     states = OPTIMIZER_BYTES[draft.config.optimizer.name]
@@ -174,7 +174,7 @@ def nvme_bytes(draft: Draft) -> int:
 
 @rule(source="deepspeed/runtime/swap_tensor/partitioned_param_swapper.py")
 def a_buffer_holds_the_largest_parameter(draft: Draft) -> str | None:
-    """A shard is read into one buffer, whole."""
+    """DeepSpeed reads a whole shard into one buffer."""
     config, largest = draft.config, draft.largest_parameter
     if config.zero.offload_param != "nvme" or draft.stage != 3:
         return None
@@ -189,7 +189,7 @@ def a_buffer_holds_the_largest_parameter(draft: Draft) -> str | None:
 
 @rule(source="DeepSpeed issue 3062; seen: Not enough buffers 0 for swapping 1")
 def weights_on_nvme_are_not_kept(draft: Draft) -> str | None:
-    """A weight kept for its next use keeps its buffer too, and the pool runs dry."""
+    """A weight that is kept for its next use also keeps its buffer, and the buffers run out."""
     config = draft.config
     if config.zero.offload_param != "nvme" or draft.stage != 3 or config.zero.max_reuse_distance == 0:
         return None
@@ -198,7 +198,7 @@ def weights_on_nvme_are_not_kept(draft: Draft) -> str | None:
         return None  # all of it stays in host memory
     return (
         f"zero.max_reuse_distance={config.zero.max_reuse_distance:g} with weights on nvme: DeepSpeed keeps "
-        "their buffers, and runs out of them; zero.max_reuse_distance may be 0"
+        "their buffers and runs out of buffers; zero.max_reuse_distance may be 0"
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of ZeRO that an engine, a stage or a device does not have."""
+"""Rules on settings of ZeRO that an engine, a stage or a device does not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sweeps.plan.rules.base import Draft, choices, divisors, rule
 
 @rule(source="torch DistributedDataParallel keeps whole replicas")
 def ddp_shards_nothing(draft: Draft) -> str | None:
-    """ddp is the baseline that keeps everything on every rank."""
+    """ddp keeps all states on every rank: it is the baseline without sharding."""
     asked = draft.config.zero.stage
     if draft.is_deepspeed or asked == 0:
         return None
@@ -16,18 +16,18 @@ def ddp_shards_nothing(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/zero/stage_1_and_2.py, __init__: multiple of nccl_start_alignment_factor")
 def the_allgather_bucket_is_even(draft: Draft) -> str | None:
-    """The size has no effect any more, but DeepSpeed still checks it."""
+    """The size no longer has an effect, but DeepSpeed still checks it."""
     size = int(draft.config.zero.allgather_bucket_size)
     if draft.stage not in (1, 2) or size % 2 == 0:
         return None
     return (
-        f"zero.allgather_bucket_size={size} is odd, and DeepSpeed wants an even number; {size + 1} would do"
+        f"zero.allgather_bucket_size={size} is odd, but DeepSpeed requires an even number, such as {size + 1}"
     )
 
 
 @rule(source="deepspeed/runtime/engine.py passes zero_hpz_partition_size to stage 3 only")
 def a_second_shard_needs_stage_3(draft: Draft) -> str | None:
-    """hpZ keeps a second copy of sharded weights: only stage 3 shards them."""
+    """hpZ keeps a second copy of sharded weights, and only stage 3 shards weights."""
     size = draft.config.zero.hpz_partition_size
     if size == 1 or draft.stage == 3:
         return None
@@ -36,7 +36,7 @@ def a_second_shard_needs_stage_3(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/utils/groups.py, _create_zero_param_parallel_group")
 def second_shards_divide_the_ranks(draft: Draft) -> str | None:
-    """Groups of hpz_partition_size ranks, within a node, each hold all weights among themselves."""
+    """Each group of hpz_partition_size ranks within a node holds all weights among its ranks."""
     size = draft.config.zero.hpz_partition_size
     within = min(draft.ranks, draft.machine.ranks_per_node)
     if size == 1 or draft.stage != 3:
@@ -62,12 +62,12 @@ def quantized_gradients_need_stage_3(draft: Draft) -> str | None:
     """ZeRO++ is an extension of stage 3."""
     if not draft.config.zero.quantized_gradients or draft.stage == 3:
         return None
-    return "zero.quantized_gradients=true needs ZeRO-3, or would be ignored; zero.stage may be 3"
+    return "zero.quantized_gradients=true would be ignored without ZeRO-3; zero.stage may be 3"
 
 
 @rule(source="seen: ValueError: This op had not been implemented on CPU backend (QuantizerBuilder)")
 def quantizing_needs_gpus(draft: Draft) -> str | None:
-    """The kernels that quantize exist in CUDA only."""
+    """The quantization kernels exist only in CUDA."""
     zero = draft.config.zero
     asked = [name for name in ("quantized_weights", "quantized_gradients") if getattr(zero, name)]
     if not asked or draft.machine.device != "cpu":
@@ -77,13 +77,13 @@ def quantizing_needs_gpus(draft: Draft) -> str | None:
 
 @rule(source="deepspeed/runtime/zero/stage3.py: all-to-all reduction where there are several nodes")
 def quantized_gradients_need_several_nodes(draft: Draft) -> str | None:
-    """Within a node DeepSpeed reduces as always, whatever is asked."""
+    """Within a node DeepSpeed reduces gradients as usual, whatever this setting says."""
     within = draft.machine.ranks_per_node
     if not draft.config.zero.quantized_gradients or draft.ranks > within:
         return None
     return (
         f"zero.quantized_gradients=true with {draft.ranks} ranks on one node would be ignored; "
-        f"it wants more than {within} ranks"
+        f"it needs more than {within} ranks"
     )
 
 

@@ -122,7 +122,7 @@ def test_host_and_disk_are_compared_too() -> None:
     verdict = judge(a_memory(10, host_bytes=65 * GIB, nvme_bytes=101 * GIB), EXACT, room, QUANTILE)
     assert verdict.fit is Fit.TOO_LARGE
     assert verdict.why == (
-        "keeps 65.00 GiB in the node's 64.00 GiB of host memory; "
+        "needs 65.00 GiB of the node's 64.00 GiB of host memory; "
         "needs 101.00 GiB of the 100.00 GiB free on the NVMe"
     )
 
@@ -130,7 +130,7 @@ def test_host_and_disk_are_compared_too() -> None:
 def test_a_host_that_is_too_small_is_never_borderline() -> None:
     verdict = judge(a_memory(37, host_bytes=2 * GIB), UNSURE, a_room(40, host_bytes=GIB), QUANTILE)
     assert verdict.fit is Fit.TOO_LARGE
-    assert [part.partition(" GiB")[0] for part in verdict.why.split("; ")] == ["needs 41.74", "keeps 2.00"]
+    assert [part.partition(" GiB")[0] for part in verdict.why.split("; ")] == ["needs 41.74", "needs 2.00"]
 
 
 def test_processes_alone_fill_no_host_since_they_share_pages() -> None:

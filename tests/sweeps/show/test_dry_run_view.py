@@ -151,9 +151,9 @@ def test_a_wasteful_plan_is_marked_and_explained_by_kind(composer: Composer) -> 
     assert [line.split()[-1] for line in lines if "pp2_zero1" in line].count("wasteful") == 1
     (caution,) = [line for line in lines if line.startswith("wasteful")]
     assert caution == (
-        "wasteful (1) by a_pipeline_is_filled, for example: pipeline=2 with 1 micro-batch a step (gradient "
-        "accumulation): each stage waits 50% of the time at least, and never are all at work; micro_batch=8 "
-        "would do, or global_batch=32 or more"
+        "wasteful (1) by a_pipeline_is_filled, for example: pipeline=2 with 1 micro-batch per step (gradient "
+        "accumulation): each stage is idle at least 50% of the time, and they never all work at once; "
+        "use micro_batch=8, or global_batch=32 or more"
     )
 
 

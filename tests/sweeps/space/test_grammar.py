@@ -105,7 +105,7 @@ def test_an_interval_of_micro_batches_snaps_to_powers_of_two(composer: Composer)
     assert values(composer, "micro_batch=interval(1,8)") == {"micro_batch": (1, 2, 4, 8)}
     assert values(composer, "micro_batch=int(interval(3,17))") == {"micro_batch": (4, 8, 16)}
     assert (
-        "micro_batch=interval(5,7): holds no power of two"
+        "micro_batch=interval(5,7): contains no power of two"
         in problems(composer, "micro_batch=interval(5,7)")[0]
     )
 
@@ -135,10 +135,10 @@ def test_an_interval_is_whole_where_its_knob_or_its_text_says_so(
     ("argument", "problem"),
     [
         ("micro_batch=interval(8,1)", "the interval is empty"),
-        ("lr.base=tag(log,interval(0,1))", "a logarithmic interval begins above 0"),
-        ("strategy=interval(0,1)", "an interval needs a number"),
-        ("zero.overlap_comm=interval(0,1)", "an interval needs a number"),
-        ("micro_batch=tag(linear,interval(1,8))", "tag linear is not known; log is"),
+        ("lr.base=tag(log,interval(0,1))", "a logarithmic interval must begin above 0"),
+        ("strategy=interval(0,1)", "only a numeric knob can have an interval"),
+        ("zero.overlap_comm=interval(0,1)", "only a numeric knob can have an interval"),
+        ("micro_batch=tag(linear,interval(1,8))", "tag linear is unknown; the only tag is log"),
     ],
 )
 def test_an_interval_without_meaning_is_refused(composer: Composer, argument: str, problem: str) -> None:
@@ -160,7 +160,7 @@ def test_a_text_that_is_not_in_the_grammar_is_refused(composer: Composer) -> Non
 )
 def test_what_is_fixed_within_a_study_is_no_dimension(composer: Composer, argument: str) -> None:
     key = argument.partition("=")[0]
-    expected = f"{key}: fixed within a study; give it one value, and start a study for another"
+    expected = f"{key}: fixed within a study; give it one value, and start another study for another value"
     assert problems(composer, argument) == (expected,)
 
 
@@ -176,7 +176,7 @@ def test_what_is_fixed_within_a_study_is_no_dimension(composer: Composer, argume
 )
 def test_what_the_next_start_may_change_is_no_dimension_either(composer: Composer, argument: str) -> None:
     key = argument.partition("=")[0]
-    expected = f"{key}: is no dimension; give it one value, which the next start of the study may change"
+    expected = f"{key}: cannot vary; give it one value, which the next start of the study may change"
     assert problems(composer, argument) == (expected,)
 
 

@@ -170,7 +170,7 @@ def test_a_fresh_environment_is_left_alone_at_once(tmp_path: Path, monkeypatch: 
     fresh = Environment(tmp_path)
     fresh.stamp(dev=False).touch()
     assert main(["--venv", str(tmp_path)]) == 0
-    assert not environment.log.exists()
+    assert not fresh.log.exists()
 
 
 def test_an_environment_older_than_its_pins_is_not_fresh(tmp_path: Path) -> None:

@@ -58,12 +58,12 @@ def test_the_legal_configuration_breaks_no_rule(shape: ModelShape, machine: Mach
         (
             {"global_batch": 30, "micro_batch": 1},
             "global_batch=30 is not a multiple of micro_batch=1 x data degree 4; "
-            "no micro_batch would do; global_batch must be a multiple of 4, such as 32",
+            "no micro_batch is legal; global_batch must be a multiple of 4, such as 32",
         ),
         (
             {"global_batch": 1, "micro_batch": 1},
             "global_batch=1 is not a multiple of micro_batch=1 x data degree 4; "
-            "no micro_batch would do; global_batch must be a multiple of 4, such as 4",
+            "no micro_batch is legal; global_batch must be a multiple of 4, such as 4",
         ),
         (
             {"global_batch": 4, "micro_batch": 2},
@@ -94,18 +94,18 @@ def test_a_rule_broken_alone_gives_its_reason(machine: Machine, changes: dict[st
         (
             WIDE,
             {"engine": "ddp", "tensor": 2},
-            "engine=ddp cannot divide a model, but tensor=2 and pipeline=1; engine=deepspeed can",
+            "engine=ddp cannot split a model, but tensor=2 and pipeline=1; engine=deepspeed can",
         ),
         (
             TIED_GPT2,
             {"tensor": 2},
-            "tensor=2: matrices of tiny, a gpt2 model, cannot be divided, only those of llama; "
+            "tensor=2: matrices of tiny, a gpt2 model, cannot be split, only those of llama models; "
             "tensor may be 1",
         ),
         (
             MISTRAL,
             {"pipeline": 2},
-            "pipeline=2: tiny, a mistral model, cannot be cut into stages, only llama or gpt2; "
+            "pipeline=2: tiny, a mistral model, cannot be cut into stages, only llama or gpt2 models can; "
             "pipeline may be 1",
         ),
         (
@@ -121,26 +121,26 @@ def test_a_rule_broken_alone_gives_its_reason(machine: Machine, changes: dict[st
         (
             WIDE,
             {"pipeline": 2, "zero": ZeroConfig(stage=2)},
-            "pipeline=2 with zero.stage=2: DeepSpeed refuses it; zero.stage may be 0 or 1, or tensor instead "
-            "of pipeline",
+            "pipeline=2 with zero.stage=2: DeepSpeed refuses it; zero.stage may be 0 or 1, or use tensor "
+            "instead of pipeline",
         ),
         (
             WIDE,
             {"pipeline": 2, "zero": ZeroConfig(stage=1, offload_optimizer="cpu")},
-            "pipeline=2 with zero.offload_optimizer=cpu: a pipeline offloads nothing; "
+            "pipeline=2 with zero.offload_optimizer=cpu: a pipeline cannot offload; "
             "pipeline may be 1, or offload none",
         ),
         (
             WIDE,
             {"tensor": 2, "zero": ZeroConfig(stage=3, offload_optimizer="cpu", offload_param="cpu")},
-            "tensor=2 with zero.stage=3 and zero.offload_optimizer=cpu, zero.offload_param=cpu was never "
-            "checked; leave them out, or tensor may be 1",
+            "tensor=2 with zero.stage=3 and zero.offload_optimizer=cpu, zero.offload_param=cpu is "
+            "untested; leave them out, or tensor may be 1",
         ),
         (
             WIDE,
             {"tensor": 2, "precision": "bf16"},
-            "tensor=2 with zero.stage=0, precision=bf16 and gradient_clipping=1 clips by a part of the norm; "
-            "zero.stage may be 1, 2 or 3, or precision fp32, or gradient_clipping 0",
+            "tensor=2 with zero.stage=0, precision=bf16 and gradient_clipping=1 clips by only a part of the "
+            "norm; zero.stage may be 1, 2 or 3, or precision fp32, or gradient_clipping 0",
         ),
         (
             TIED_GPT2,
@@ -157,7 +157,7 @@ def test_a_rule_broken_alone_gives_its_reason(machine: Machine, changes: dict[st
         (
             WIDE,
             {"tensor": 2, "pipeline": 2, "compile": True},
-            "compile=true with tensor=2 and pipeline=2 was never checked; compile may be false, or one of "
+            "compile=true with tensor=2 and pipeline=2 is untested; compile may be false, or one of "
             "the degrees 1",
         ),
     ],
@@ -173,7 +173,7 @@ def test_a_tensor_group_beyond_a_node_must_be_asked_for() -> None:
     wide = dataclasses.replace(WIDE, kv_heads=16)
     assert reasons(asked, wide, TWO_NODES) == (
         "tensor=16 is more than the 8 ranks of a node; tensor may be at most 8, with pipeline for the rest, "
-        "or say tensor_across_nodes=true",
+        "or set tensor_across_nodes=true",
     )
     assert reasons(dataclasses.replace(asked, tensor_across_nodes=True), wide, TWO_NODES) == ()
 
@@ -182,7 +182,7 @@ def test_tensor_groups_that_straddle_nodes_are_told_what_would_not() -> None:
     nodes = dataclasses.replace(TWO_NODES, ranks_per_node=6)
     asked = config(ranks=12, tensor=4, micro_batch=1, global_batch=36, zero=ZeroConfig(stage=1))
     assert reasons(asked, WIDE, nodes) == (
-        "tensor=4 does not go into the 6 ranks of a node: some groups would lie across two; "
+        "tensor=4 does not divide the 6 ranks of a node: some groups would span two nodes; "
         "tensor may be 1, 2, 3 or 6",
     )
 

@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tests.benchmarks import search_statistics as statistics
+from tests.benchmarks.bench_search import SEEDS
 from tests.benchmarks.search_rivals import Course, search
 from tests.benchmarks.search_study import Ours, searched
 from tests.benchmarks.simulator.made_up_tables import bordering_table
-from tests.benchmarks.test_search import SEEDS
 
 FEW = 4  # failures after which the gate should have learned
 TRIALS = 40
