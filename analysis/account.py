@@ -91,7 +91,7 @@ def account_line(found: Account) -> str:
     """`GPU-hours: 1.24 spent (0.11 on failures, 0.3 on confirmation); spared: 0.4 by the gate, ...`"""
     spent = {
         "on failures": found.failed_s,
-        "out of memory": found.out_of_memory_s,
+        "on out-of-memory": found.out_of_memory_s,
         "on start-up": found.startup_s,
         "on confirmation": found.confirmation_s,
         "on repeats for drift": found.drift_s,

@@ -137,7 +137,7 @@ def _advice(study: Study, everything: bool) -> list[str]:
     """List what to try after trials that ran out of memory."""
     asking = _asking(study)
     shown = asking if everything else asking[:MAX_ADVICE]
-    lines = [f"trial {row.number:04d} ({_cause(row)}): try {_advised(row)} next" for row in shown]
+    lines = [f"after trial {row.number:04d} ({_cause(row)}), try {_advised(row)}" for row in shown]
     left_out = len(asking) - len(shown)
     more = f"... and {left_out} more" if left_out else "its cost and its command"
     return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []

@@ -80,8 +80,8 @@ def _caption(study: Study, hidden: int, narrow: bool) -> Iterator[str]:
     yield f"trials: {', '.join(f'{count} {state}' for state, count in states.items()) or 'none yet'}"
     yield account_line(account(study))
     if study.loss_tokens is not None:
-        where = "of the checks" if study.checked else "the most that every measured trial reached"
-        yield f"loss at {study.loss_tokens:,} tokens, {where} (mean of the last {LOSS_STEPS} steps)"
+        where = "in the checks" if study.checked else "the most that every measured trial reached"
+        yield f"loss: mean of the last {LOSS_STEPS} steps until {study.loss_tokens:,} tokens, {where}"
     yield "±: interquartile range of the step times / their median"
     yield from _marks(study)
     if _repeats_column(study) and not narrow:
@@ -152,7 +152,7 @@ def _from_column(study: Study) -> list[_Column]:
     """Return the column unless the sampler proposed every trial."""
     if all(row.origin is Origin.SAMPLER for row in study.rows):
         return []
-    return [_Column(header="from", text=came_from, justify="left", wide_only=True)]
+    return [_Column(header="from", text=_origin, justify="left", wide_only=True)]
 
 
 def _knob_column(knob: str) -> _Column:
@@ -191,6 +191,10 @@ def _pareto_column(study: Study) -> list[_Column]:
     on_front = pareto(study)
     text = _Column(header="Pareto", text=lambda row: "yes" if row.number in on_front else "", justify="left")
     return [text] if on_front else []
+
+
+def _origin(row: TrialRow) -> str:
+    return Origin.BASELINE.value if row.is_single_gpu else came_from(row)  # the state says the rest
 
 
 def _state(row: TrialRow) -> str:

@@ -63,18 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_list)
     advise = commands.add_parser("advise", help="why a trial ran out of memory, and what to try next")
     advise.add_argument("study_dir", metavar="STUDY_DIR")
-    advise.add_argument("trial", metavar="TRIAL", type=int, help="its number")
+    advise.add_argument("trial", metavar="TRIAL", type=int, help="the trial's number")
     advise.set_defaults(run=_advise)
     why = commands.add_parser(
         "why", help="what a study knows of one configuration: its result, or why it has none"
     )
     why.add_argument("study_dir", metavar="STUDY_DIR")
-    why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="beside the study's own")
+    why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides beside those of the study")
     why.set_defaults(run=_why)
     memory = commands.add_parser("memory", help="a model's memory by strategy and number of GPUs")
     memory.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as model=llama_13b")
     memory.add_argument("--card", metavar="NAME", help="such as H100 or A100-80GB; this machine's, else H100")
-    memory.add_argument("--memory-gib", metavar="GIB", type=float, help="of the card, where it differs")
+    memory.add_argument(
+        "--memory-gib", metavar="GIB", type=float, help="the GPU's memory, if it differs from the data sheet"
+    )
     memory.set_defaults(run=_memory)
     probe = commands.add_parser("probe", help="ask a node of a Slurm cluster what it has, for dry_run=true")
     probe.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as cluster.partition=gpu")

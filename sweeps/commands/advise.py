@@ -48,7 +48,7 @@ def advice_lines(directory: StudyDir, record: StudyRecord, number: int) -> Itera
             if failure.kind in MEMORY:
                 yield from _next(directory, record, ledger, trial)
         case Measurement():
-            yield "it was measured: there is nothing to mend"
+            yield "it was measured: there is nothing to fix"
         case None:
             yield from (f"rejected: {reason.text}" for reason in trial.reasons)
             yield from ("it has no result yet",) if trial.state is not State.REJECTED else ()

@@ -93,13 +93,13 @@ def memory_lines(overrides: Sequence[str], card: str | None, memory_gib: float |
     if not entries:
         raise ConfigError(list(dict.fromkeys(text for texts in refused.values() for text in texts)))
     yield from _head(model, config, entries[0].plan)
-    yield f"card: {_card(gpu, per_node)} ({why})"
+    yield f"GPU: {_card(gpu, per_node)} ({why})"
     yield ""
     yield from _table(entries, room)
     yield ""
-    yield f"fits from so many GPUs: {_fewest(entries)}"
+    yield f"fewest GPUs that fit: {_fewest(entries)}"
     yield from (f"left out: {preset}: {text}" for preset, texts in refused.items() for text in texts)
-    yield f"estimated: {basis(hardware_for(machine), room, config.gate, 0)}"
+    yield f"estimates: {basis(hardware_for(machine), room, config.gate, 0)}"
     yield from _notes(entries, config)
 
 
@@ -205,7 +205,7 @@ def _head(model: ModelShape, config: SweepConfig, plan: Plan) -> Iterator[str]:
     )
     names = ("weights", "gradients", "optimizer")
     parts = [f"{name} {_both(size * model.parameters)}" for name, size in zip(names, each, strict=True)]
-    yield f"of one copy: {' + '.join(parts)} = {_both(sum(each) * model.parameters)}"
+    yield f"one copy of the model: {' + '.join(parts)} = {_both(sum(each) * model.parameters)}"
 
 
 def _both(count: float) -> str:
@@ -228,7 +228,7 @@ def _table(entries: Sequence[Entry], room: Room) -> list[str]:
     for _, group in itertools.groupby(entries, key=attrgetter("preset")):
         rows += [*(_cells(entry) for entry in group), ("",) * len(heads)]
     lefts = [head in ("strategy", "verdict") for head in heads]
-    return ["GiB of one GPU, the fullest", *headed(heads, rows[:-1], lefts)]
+    return ["GiB on the fullest GPU", *headed(heads, rows[:-1], lefts)]
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -258,16 +258,16 @@ def _activations(memory: Memory) -> int:
 def _fewest(entries: Sequence[Entry]) -> str:
     fewest: dict[str, str] = {}
     for entry in entries:
-        fewest.setdefault(entry.plan.strategy, "never")
-        if entry.verdict.fit is Fit.FITS and fewest[entry.plan.strategy] == "never":
+        fewest.setdefault(entry.plan.strategy, "none")
+        if entry.verdict.fit is Fit.FITS and fewest[entry.plan.strategy] == "none":
             fewest[entry.plan.strategy] = str(entry.plan.ranks)
     return ", ".join(f"{strategy} {ranks}" for strategy, ranks in fewest.items())
 
 
 def _notes(entries: Sequence[Entry], config: SweepConfig) -> Iterator[str]:
     yield (
-        "plain states know neither activations, nor buckets, nor layers gathered for a moment; the peak is "
-        "the worst phase of a step, not the sum of what stands before it"
+        "plain: model states alone, without activations, buckets and gathered layers; peak: the worst phase "
+        "of a step, not the sum of the columns before it"
     )
     raised = sorted({entry.plan.global_batch for entry in entries} - {config.global_batch})
     if raised:

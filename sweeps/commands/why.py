@@ -236,7 +236,7 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
     if trial.is_shared:
         yield "beware:    another trial ran on the same node meanwhile; it may be faster alone"
     if trial.estimate:
-        yield f"expected:  {_figures(case, trial.estimate)}, before it ran"
+        yield f"estimate:  {_figures(case, trial.estimate)}, made before it ran"
 
 
 def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[str]:
@@ -276,7 +276,7 @@ def _need(estimate: Estimate) -> str:
 
 def _memory(estimate: Estimate) -> Iterator[str]:
     yield f"memory:    {_need(estimate)}"
-    yield f"made of:   {biggest(estimate.components)} GiB"
+    yield f"parts:     {biggest(estimate.components)} GiB"
     if estimate.why:
         yield f"too much:  {estimate.why}"
 

@@ -70,16 +70,16 @@ def basis(hardware: Hardware, room: Room, gate: GateConfig, observations: int) -
 
 def _learned(observations: int) -> str:
     if not observations:
-        return "cold, nothing measured yet"
+        return "from formulas alone, nothing measured yet"
     return f"learned from {observations} trial{'s' * (observations > 1)}"
 
 
 def _card(hardware: Hardware) -> str:
     if hardware.is_cpu:
-        return "CPU: figures of a usual core"
+        return "CPU: figures of a typical core"
     if hardware.is_known:
         return f"{hardware.name}: its data sheet"
-    return f"{hardware.name} is not known here: figures of a card like it"
+    return f"{hardware.name} is not known here: figures of a similar GPU"
 
 
 def _limit(room: Room) -> str:
@@ -92,6 +92,5 @@ def _limit(room: Room) -> str:
 
 
 def _margin(gate: GateConfig) -> str:
-    return f"needed: the peak, with gaps and a margin that suffices in {gate.quantile:.1%} of cases".replace(
-        ".0%", "%"
-    )
+    share = f"{gate.quantile:.1%}".replace(".0%", "%")
+    return f"needed: peak + fragmentation + a safety margin that suffices in {share} of cases"

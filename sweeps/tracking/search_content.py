@@ -74,7 +74,7 @@ def search_tags(trial: Trial, winner: Winner | None) -> dict[str, Scalar]:
 
 def _headline(winner: Winner) -> str | None:
     if winner.baseline == winner.trial:
-        return "no trial is better than the best baseline, this one"
+        return "no configuration beat this one, the best baseline"
     if winner.gain is None or winner.baseline is None:
         return None
     interval = ""

@@ -137,7 +137,7 @@ def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: 
     built.rejected(1, "no")
     built.measured(2, tokens=9000)
     text = shown(built)
-    assert "loss at 8,000 tokens" in text
+    assert "loss: mean of the last 5 steps until 8,000 tokens" in text
     assert "trials: 2 measured, 1 rejected" in text
     assert "GPU-hours: 0.011 spent" in text
     assert "±: interquartile range" in text

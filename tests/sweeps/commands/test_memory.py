@@ -81,8 +81,8 @@ def test_what_fits_on_the_card_is_said_row_by_row_and_in_short(article: str) -> 
     assert [found["zero3", count][7] for count in (2, 4, 8)] == ["too large", "fits", "fits"]
     assert "needed\n" not in article
     assert "of 80.00" in article
-    (short,) = [line for line in article.splitlines() if line.startswith("fits from so many GPUs: ")]
-    assert "ddp never" in short
+    (short,) = [line for line in article.splitlines() if line.startswith("fewest GPUs that fit: ")]
+    assert "ddp none" in short
     assert "zero3 4" in short
 
 
@@ -131,7 +131,7 @@ def test_sgd_without_momentum_keeps_the_fp32_weights_alone() -> None:
 
 def test_without_a_gpu_it_is_an_h100_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, *TINY)
-    assert "card: H100, 80.00 GiB, 8 a node (there is no GPU here; --card and --memory-gib choose" in text
+    assert "GPU: H100, 80.00 GiB, 8 a node (there is no GPU here; --card and --memory-gib choose" in text
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_card_has_the_memory_its_name_says(name: str, size_gib: float) -> None
 
 def test_memory_may_be_given_for_any_card(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, *TINY, "--card", "RTX 6000", "--memory-gib", "48")
-    assert "card: RTX 6000, 48.00 GiB" in text
-    assert "RTX 6000 is not known here: figures of a card like it" in text
+    assert "GPU: RTX 6000, 48.00 GiB" in text
+    assert "RTX 6000 is not known here: figures of a similar GPU" in text
 
 
 def test_a_card_without_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def left_out(text: str, preset: str) -> list[str]:
 def test_a_preset_that_is_left_out_names_each_rule_it_breaks_once(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "memory", "model=gpt2_124m")
     family, ranks = left_out(text, "hybrid_3d")
-    assert family.startswith("tensor=2: matrices of gpt2_124m, a gpt2 model, cannot be divided")
+    assert family.startswith("tensor=2: matrices of gpt2_124m, a gpt2 model, cannot be split")
     assert ranks.startswith("tensor=2 x pipeline=2 does not divide ranks=2")
     assert ranks.endswith(" (on 1 or 2 GPUs)")
 

@@ -114,7 +114,7 @@ def test_a_plan_that_ran_out_of_memory_is_infeasible_in_bytes(study: Callable[..
     said = why(made, "strategy=zero1", "micro_batch=2")
     assert said["answer"] == "trial 0004 is infeasible: gpu_oom: a GPU ran out of memory"
     assert said["memory"].startswith("peak ")
-    assert re.search(r"process 0\.\d\d", said["made of"])
+    assert re.search(r"process 0\.\d\d", said["parts"])
     assert said["next"] == f"python -m sweeps advise {made.directory.path} 4"
 
 
@@ -126,7 +126,7 @@ def test_what_was_predicted_not_to_fit_shows_the_numbers_of_then(
     assert said["answer"] == "trial 0004 is infeasible: the plan cannot fit; it was not launched"
     assert "message" not in said  # it would repeat `too much`
     assert said["memory"] == "peak 8.50 GiB (loss), needed 12.00 GiB of 10.00 GiB"
-    assert said["made of"] == "activations 6.00, weights 1.50, moments 1.00 GiB"
+    assert said["parts"] == "activations 6.00, weights 1.50, moments 1.00 GiB"
     assert said["too much"] == "needs 12.00 GiB (loss) of 10.00 GiB, a card"
     assert said["try it"].startswith("python sweep.py ")
 
@@ -156,7 +156,7 @@ def test_another_margin_may_be_asked_for(study: Callable[..., Bench], why: Why) 
     said = why(made, "strategy=ddp", "micro_batch=2", "gate.quantile=0.7")
     assert said["rank"] == "1 of 3 measured: the best"
     assert said["now"].startswith("fits: peak ")
-    assert said["estimates"].endswith("a margin that suffices in 70% of cases")
+    assert said["estimates"].endswith("a safety margin that suffices in 70% of cases")
     said = why(refused(made), "strategy=zero1", "micro_batch=2", "gate.quantile=0.6")
     assert said["next"] == "the study's next start with gate.quantile=0.6 launches it"
 

@@ -189,8 +189,9 @@ def described(machine: Machine, cluster: ClusterConfig, observations: int = 0) -
 
 def test_cold_estimates_of_a_known_card_say_so() -> None:
     assert described(TWO_H200, ClusterConfig()) == (
-        "cold, nothing measured yet; NVIDIA H200: its data sheet; limit 140.00 GiB a rank, NVIDIA H200, "
-        "CUDA's context counted; needed: the peak, with gaps and a margin that suffices in 90% of cases"
+        "from formulas alone, nothing measured yet; NVIDIA H200: its data sheet; "
+        "limit 140.00 GiB a rank, NVIDIA H200, "
+        "CUDA's context counted; needed: peak + fragmentation + a safety margin that suffices in 90% of cases"
     )
 
 
@@ -203,7 +204,7 @@ def test_estimates_that_learned_name_the_number_of_trials_and_the_imposed_limit(
 def test_a_card_that_is_not_known_has_the_figures_of_one_like_it() -> None:
     gpu = Gpu(index=0, uuid="GPU-0", name="NVIDIA X1", memory_bytes=80 * GIB)
     machine = Machine(device="cuda", nodes=1, ranks_per_node=1, gpus=(gpu,))
-    assert "NVIDIA X1 is not known here: figures of a card like it" in described(machine, ClusterConfig())
+    assert "NVIDIA X1 is not known here: figures of a similar GPU" in described(machine, ClusterConfig())
 
 
 def test_a_host_whose_memory_nobody_knows_has_no_limit() -> None:

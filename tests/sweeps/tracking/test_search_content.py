@@ -76,7 +76,7 @@ def test_a_gain_of_less_time_is_said_as_better() -> None:
 def test_a_baseline_that_won_is_not_compared_with_itself() -> None:
     content = run_content(measured(3), None, (SPEED,), a_winner(trial=3, gain=1.0))
 
-    assert content.tags["headline"] == "no trial is better than the best baseline, this one"
+    assert content.tags["headline"] == "no configuration beat this one, the best baseline"
 
 
 def test_goals_that_no_other_metric_tells_have_one_without_the_machines_drift() -> None:

@@ -144,7 +144,7 @@ class FailureKind(StrEnum):
 
     INFEASIBLE = "infeasible", "the plan cannot fit; it was not launched"
     GPU_OOM = "gpu_oom", "a GPU ran out of memory"
-    HOST_OOM = "host_oom", "a process ran out of host memory, or the kernel killed it for that"
+    HOST_OOM = "host_oom", "a process ran out of host memory, or the kernel killed it because memory ran out"
     DIVERGED = "diverged", "the loss became infinite or not a number"
     BAD_CONFIG = "bad_config", "the job refused its configuration"
     HUNG = "hung", "a rank made no progress for longer than the limit"
