@@ -14,7 +14,7 @@ ADDS = 2  # operations of a multiply-add
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockTraffic:
-    """Memory traffic and kernels of a transformer block beside its matrix products, in eager PyTorch.
+    """Memory traffic and kernels of a transformer block besides its matrix products, in eager PyTorch.
 
     Traffic is in bytes read and written per token in 16-bit training, summed over single operations: an eager
     kernel leaves nothing in registers for the next one.
@@ -39,7 +39,7 @@ TRAFFIC = {"gpt2": GPT2}  # other families count as LLAMA, since nearly all of t
 # writes it. Backward: softmax's derivative (8 read, 4 written), then the cast back (4 read, 2 written).
 LOGIT_FORWARD_BYTES = 18
 LOGIT_BACKWARD_BYTES = 18
-# Bytes per score of eager attention: it is masked, cast to fp32, normalized and cast back; then the reverse.
+# Bytes per score of eager attention: masked, cast to fp32, normalized, cast back; then the same backward.
 SCORE_FORWARD_BYTES = 22
 SCORE_BACKWARD_BYTES = 22
 
@@ -47,8 +47,8 @@ SCORE_BACKWARD_BYTES = 22
 def flops_per_token(model: ModelShape, seq_len: int) -> float:
     """FLOPs of forward and backward pass: 6 P + 12 L h s (PaLM, appendix B: no causal discount).
 
-    Recomputation is not included. P counts all parameters, embeddings included.
-    Utilization (MFU) is defined by this number; the kernels execute a different one.
+    Recomputation is not included. P counts all parameters, embeddings included. Utilization (MFU) is defined
+    by this number; the kernels execute a different one.
     """
     return 6.0 * model.parameters + 12.0 * model.layers * model.hidden * seq_len
 
@@ -92,7 +92,7 @@ def score_elements(model: ModelShape, seq_len: int, tokens: int, attention: Atte
 
 
 def block_traffic_bytes(model: ModelShape, tokens: int, tensor: int, precision: Precision) -> float:
-    """Bytes of a rank's memory traffic beside matrix products and attention, for one block, forward."""
+    """Bytes of a rank's memory traffic besides matrix products and attention, for one block, forward."""
     traffic = TRAFFIC.get(model.family, LLAMA)
     whole = traffic.whole * model.hidden
     split = (traffic.split * model.hidden + traffic.ffn * model.ffn) / tensor

@@ -97,7 +97,7 @@ def _card_like(memory_bytes: int) -> Card:
     gib = memory_bytes / GIB
     name = next(name for least_gib, name in LIKE_BY_GIB if gib >= least_gib)
     card = card_of(name)
-    assert card is not None, f"{name} is in the table of cards"
+    assert card is not None, f"{name} is in the table of GPUs"
     return card
 
 

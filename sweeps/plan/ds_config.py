@@ -38,8 +38,7 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         config["pipeline"] = PIPELINE
     elif plan.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tensor}
-        # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, but against the model copies at stage
-        # 3.
+        # DeepSpeed 0.19 checks it against all ranks at stages 0 to 2, but against model copies at stage 3.
         del config["train_batch_size"]
     if Offload.NVME in plan.offload.devices:
         config["aio"] = _declared("aio", plan)

@@ -33,7 +33,7 @@ def is_conditional(key: str) -> bool:
 
 
 def decision_rank(key: str) -> float:
-    """Return the order in which knobs are set: 0 for groups of conf/, then deciding knobs, inf for the others."""
+    """Return when a space sets a knob: groups of conf/ first, then deciding knobs in order, others at inf."""
     if key not in KEYS:
         return 0
     return _RANKS.get(key, math.inf)

@@ -76,7 +76,7 @@ class Dimension:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """Dimensions in the order written. A point holds only knobs that have an effect beside its other knobs."""
+    """Dimensions in the order written. A point has only knobs that have an effect given its other knobs."""
 
     dimensions: tuple[Dimension, ...]
     _order: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)  # deciding knobs first
@@ -98,16 +98,16 @@ class SearchSpace:
         return _count(self._order, {}, is_active) if self.is_finite else None
 
     def points(self, is_active: IsActive = always) -> Iterator[Point]:
-        """Yield every point of a finite space once. The first dimension varies slowest, as in Hydra's basic sweeper.
+        """Yield every point of a finite space once, as Hydra's basic sweeper: the first dimension is slowest.
 
-        If a knob is written before one that decides whether it has an effect, the deciding one varies slower.
+        If a knob is written before one that decides whether it has an effect, the deciding one is slower.
         """
         if not self.is_finite:
             raise ValueError("an infinite space cannot be enumerated")
         return (self._as_written(point) for point in _walk(self._order, {}, is_active))
 
     def build(self, choose: Callable[[Dimension], Scalar], is_active: IsActive = always) -> Point:
-        """Build a point: choose a value for each knob that has an effect beside the knobs chosen before."""
+        """Build a point: choose a value for each knob that has an effect given the values chosen before."""
         point: Point = {}
         for dimension in self._order:
             if is_active(dimension.key, point):
@@ -136,7 +136,7 @@ class SearchSpace:
 
 
 def _by_decision(dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    """Return the dimensions as written, but with deciding knobs moved before the knobs that depend on them."""
+    """Return the dimensions as written, but with deciding knobs before the knobs that depend on them."""
     ranks = {dimension.key: decision_rank(dimension.key) for dimension in dimensions}
     deciding = sorted(dimensions, key=lambda found: ranks[found.key])
     ordered: dict[str, Dimension] = {}
@@ -172,7 +172,7 @@ def _walk(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) 
 
 
 def _count(dimensions: tuple[Dimension, ...], point: Point, is_active: IsActive) -> int:
-    """Count the points that _walk yields: iterate over deciding knobs, multiply by the sizes of the others."""
+    """Count the points that _walk yields: iterate over deciding knobs, multiply the sizes of the others."""
     if not dimensions:
         return 1
     first, *rest = dimensions

@@ -141,7 +141,7 @@ def _dimensions(asked: dict[str, Override], composer: Composer) -> tuple[Dimensi
             problems += [
                 problem
                 for problem in _bad_values(dimension, composer)
-                if problem.partition(":")[0] not in asked.keys() - {key}  # it varies too: checked when planned
+                if problem.partition(":")[0] not in asked.keys() - {key}  # varies too: checked when planned
             ]
             dimensions.append(dimension)
         except ConfigError as error:

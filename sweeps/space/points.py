@@ -40,7 +40,7 @@ class Settings:
         try:
             values = {key: self._value(key, value) for key, value in point.items() if key in KEYS}
             config = _with_values(self._base(_groups(point)), values)
-        except ConfigError:  # a value that is wrong by itself may be right beside the others
+        except ConfigError:  # a value that is wrong by itself may be right with the others
             return self._composer.compose(point)
         if any(bad_values(config)):
             return self._composer.compose(point)  # it says where each value came from

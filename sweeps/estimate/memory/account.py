@@ -86,7 +86,7 @@ def enlarged(one: PhaseMemory, ratio: float) -> PhaseMemory:
 
 
 def phase(name: str, held: Iterable[Component], *more: Component) -> PhaseMemory:
-    """Return a phase of what is held all the time and `more` held only then, without empty components."""
+    """Return a phase of components held all the time and of `more` held only then; leave out empty ones."""
     return PhaseMemory(phase=name, components=tuple([part for part in (*held, *more) if part.bytes]))
 
 

@@ -36,7 +36,7 @@ class Saved:
     block: float  # kept by a transformer block that is not recomputed
     block_input: float  # kept by a transformer block that is recomputed
     backward: float  # a block's gradients during its backward pass, beyond what it kept
-    outside: float  # kept by the last norm, with the head's input
+    outside: float  # kept by the last norm, and the head's input
     logits: float  # during the backward pass of the loss
     hidden: float  # one tensor as wide as the model: a gradient, or what a stage sends to the next
 
@@ -61,8 +61,7 @@ def saved(plan: Plan, model: ModelShape) -> Saved:
         width *= COMPILED_IN_PIECES
     scores = _scores(plan, model, wide)
     has_gate = census(model).is_gated
-    # A tied head is split by vocabulary, and so is its loss; another head's logits are gathered: see
-    # share.py.
+    # A tied head is split by vocabulary, and so is its loss; another head's logits are gathered (share.py).
     parts = plan.tensor if model.tied_embeddings and plan.pipeline == 1 else 1
     return Saved(
         block=tokens * width + scores,
@@ -112,8 +111,7 @@ def _gpt2(wide: int, autocast: bool, compiled: bool) -> tuple[float, float]:
     norms = 2.0 * (FP32_BYTES + wide) if autocast else 4.0 * wide  # input and result
     if compiled:
         return norms, 2.0 * wide
-    # Input, half of it, tanh, one plus tanh, product. Under autocast the power is fp32, and so is what
-    # follows.
+    # Input, half of it, tanh, one plus tanh, product. Under autocast the power and what follows are fp32.
     return norms, (3.0 * FP32_BYTES + 2 * wide if autocast else 5.0 * wide)
 
 

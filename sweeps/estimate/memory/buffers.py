@@ -130,7 +130,7 @@ def workspace(hardware: Hardware) -> int:
 
 
 def offload_buffer(plan: Plan, kept: States, share: Share) -> float:
-    """Bytes of stage_1_and_2.py's temp_grad_buffer_for_gpu_offload: the largest parameter's, never freed."""
+    """Bytes of temp_grad_buffer_for_gpu_offload (stage_1_and_2.py): the largest parameter's, never freed."""
     is_offloaded = kept.wrapper is Wrapper.ZERO12 and plan.offload.optimizer is not Offload.NONE
     return share.largest_parameter * kept.wide if is_offloaded else 0.0
 

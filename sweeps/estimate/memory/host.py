@@ -21,8 +21,7 @@ from train_entry.contract import ModelShape, Offload, Plan
 PROCESS_BYTES = {"cpu": 600 * 2**20, "cuda": 2400 * 2**20}
 # Average growth of many buffers of all sizes, each rounded up to a power of two: 1 / ln 2.
 MANY_ROUNDED = 1.44
-# deepspeed/runtime/zero/offload_config.py: number of buffers for optimizer states on their way to disk and
-# back.
+# deepspeed/runtime/zero/offload_config.py: buffers for optimizer states on their way to disk and back.
 OPTIMIZER_SWAP_BUFFERS = 4
 
 
@@ -75,7 +74,10 @@ def _offloaded(plan: Plan, share: Share) -> float:
 
 
 def _optimizer(plan: Plan, share: Share, part: float) -> float:
-    """Bytes in stages 1 and 2: master weights, their gradients and returning weights are page-locked."""
+    """Bytes of an offloaded optimizer in stages 1 and 2.
+
+    stage_1_and_2.py: master weights, their gradients and the weights on their way back are page-locked.
+    """
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
     is_pinned, wide = plan.offload.pin_memory, element_bytes(plan)
@@ -86,7 +88,10 @@ def _optimizer(plan: Plan, share: Share, part: float) -> float:
 
 
 def _zero3_optimizer(plan: Plan, part: float) -> float:
-    """Bytes in stage 3: gradients are page-locked, by sub-group in fp32 and flat as they accumulate."""
+    """Bytes of an offloaded optimizer in stage 3.
+
+    stage3.py: gradients are page-locked, by sub-group in fp32 and flat as they are accumulated.
+    """
     is_pinned, group = plan.offload.pin_memory, sub_group(plan, part)
     if plan.offload.optimizer is Offload.NONE:
         return 0.0
@@ -103,7 +108,10 @@ def _zero3_optimizer(plan: Plan, part: float) -> float:
 
 
 def _weights(plan: Plan, part: float) -> float:
-    """Bytes page-locked whatever pin_memory says (stage3.py, _create_param_groups_fp16_flat_cpu_memory)."""
+    """Bytes of offloaded weights.
+
+    stage3.py, _create_param_groups_fp16_flat_cpu_memory: they are page-locked, whatever pin_memory says.
+    """
     wide, offload = element_bytes(plan), plan.offload
     if offload.param is Offload.CPU:
         return pinned(wide * part)

@@ -35,7 +35,7 @@ from sweeps.estimate.memory.share import Share, shares
 from sweeps.estimate.memory.states import States, Wrapper, states
 from train_entry.contract import ModelShape, Plan
 
-# Memory outside of torch's allocator, beside CUDA's context: kernels, which are loaded on first use, and
+# Memory outside of torch's allocator, besides CUDA's context: kernels, which are loaded on first use, and
 # NCCL's buffers, for the world and for each degree. A single H200 that ran out of memory had 1.2 to 1.6 GiB
 # there (its capacity less what was free and what torch held); a second H200 added 0.4.
 KERNELS_BYTES = 600 * 2**20

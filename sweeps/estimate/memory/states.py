@@ -72,7 +72,7 @@ def wrapper_of(plan: Plan) -> Wrapper:
 
 
 def moments_of(plan: Plan) -> int:
-    """Count of the numbers that the optimizer keeps beside each weight."""
+    """Count of the numbers that the optimizer keeps for each weight."""
     return 2 if plan.optimizer.name == "adamw" else int(plan.optimizer.momentum > 0)
 
 

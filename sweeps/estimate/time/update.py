@@ -58,7 +58,7 @@ def update_of(plan: Plan, model: ModelShape, hardware: Hardware) -> Update:
     per_block = DDP_BLOCK_HOST_S if plan.engine is Engine.DDP else ZERO_BLOCK_HOST_S
     rate = hardware.memory_bytes_per_s * UPDATE_SHARE
     copies_s = 0.0 if hardware.is_cpu else _copies_s(plan, model, hardware, part)
-    is_queued = plan.offload.pin_memory  # the host waits while CUDA copies other memory
+    is_queued = plan.offload.pin_memory  # the host waits for copies of other memory
     offload_s = _optimizer_offload_s(plan, hardware, part, on_cpu) + _disk_s(plan, model, hardware, part)
     return Update(
         device_s=part * (1 - on_cpu) * _update_bytes(plan) / rate,

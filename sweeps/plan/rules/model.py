@@ -10,7 +10,7 @@ LEAST_WARMUP_STEPS = 2  # minimum of DeepSpeed's schedules: deepspeed/runtime/lr
 
 @rule(source="every k-th of L transformer blocks, counted in each stage of a pipeline")
 def a_block_is_checkpointed(draft: Draft) -> str | None:
-    """With k beyond the number of blocks, only the first is checkpointed: the same as k = their number."""
+    """A k beyond the number of blocks has the effect of k = their number, so it must be a mistake."""
     every = block_interval(draft.config.activation_checkpointing) or 0
     blocks = max(1, draft.model.layers // draft.pipeline)
     if every <= blocks:
@@ -43,7 +43,7 @@ def flash_attention_is_installed(draft: Draft) -> str | None:
 
 @rule(source="flash-attn's documentation: CUDA, fp16 and bf16 only")
 def flash_attention_needs_half_precision_on_gpus(draft: Draft) -> str | None:
-    """Its kernels exist only for half precision on GPUs."""
+    """Its kernels exist only for half precision (bf16, fp16) on GPUs."""
     if draft.config.attention != "flash_attention_2":
         return None
     if draft.machine.device == "cuda" and draft.precision in ("fp16", "bf16"):

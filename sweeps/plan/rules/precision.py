@@ -71,7 +71,7 @@ def accumulation_in_another_format_needs_a_zero_stage(draft: Draft) -> str | Non
 
 @rule(source="seen: ZeRO-2 gives the losses of the wider format, ZeRO-1 and 3 those of the narrower")
 def accumulation_is_in_a_wider_format(draft: Draft) -> str | None:
-    """DeepSpeed accepts such a format, but the stage decides if DeepSpeed uses it."""
+    """DeepSpeed accepts a format that is no wider, but it depends on the stage if it is used."""
     asked = draft.config.grad_accum_dtype
     if draft.stage == 0 or asked in ("auto", "fp32", draft.precision):
         return None

@@ -1,4 +1,4 @@
-"""What estimates say of a plan, and how trials that have ended change it."""
+"""Estimates of a plan, and their change by trials that have ended."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def an_estimator(machine: Machine = TWO_H200, **cluster: Any) -> Estimator:
 
 
 def ran(plan: Plan, expected: Estimate, memory: float = 1.0, time: float = 1.0, **changes: Any) -> Trial:
-    """A trial that took so many times what was expected."""
+    """Return a trial that took so many times the expected memory and time."""
     seen = a_measurement(peak_bytes=int(memory * expected.peak_bytes), step_s=time * expected.step_s)
     changes = {"plan": plan, "estimate": expected, "outcome": seen, **changes}
     return a_measured_trial(**changes)
@@ -141,7 +141,7 @@ def test_trials_as_expected_leave_less_doubt() -> None:
 
 @pytest.mark.parametrize(("ratio", "times"), [(1.1, 1), (1.2, 1), (1.4, 3)])
 def test_a_plan_that_ran_out_is_known_to_need_more_than_its_limit(ratio: float, times: int) -> None:
-    """The further it was thought from its limit, the more such trials it takes."""
+    """The lower the estimate was, the more such trials it takes."""
     plan = plan_of()
     limit_gib = ratio * an_estimator().estimate(plan).peak_bytes / GIB
     estimator = an_estimator(memory_limit_gib=limit_gib, limit_counts_context=False)
@@ -166,7 +166,7 @@ def test_what_the_card_holds_beside_torch_is_learned() -> None:
     estimator.learn([ran(plan, before, outcome=seen)] * 8)
     after = estimator.estimate(plan)
     assert after.needed_bytes - before.needed_bytes > 2 * GIB
-    assert after.reservable_bytes == before.reservable_bytes  # all trials of a study are held to the same
+    assert after.reservable_bytes == before.reservable_bytes  # all trials of a study have the same limit
 
 
 # ---------------------------------------------------------------- time
@@ -189,7 +189,7 @@ def test_a_shared_trials_time_is_ignored_and_its_memory_is_not() -> None:
     assert after.peak_bytes > 1.05 * before[PLANS[0]].peak_bytes
 
 
-# ---------------------------------------------------------------- what teaches nothing
+# ---------------------------------------------------------------- trials that teach nothing
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_only_the_latest_trials_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_learning_at_once_and_one_by_one_is_the_same() -> None:
-    """As a study that is resumed, and one that never stopped."""
+    """A resumed study learns at once, one that never stopped learns one by one."""
     at_once, one_by_one = an_estimator(), an_estimator()
     before = {plan: at_once.estimate(plan) for plan in PLANS}
     trials = [ran(plan, before[plan], memory=1.1, time=1.3) for plan in PLANS[:5]]

@@ -1,4 +1,4 @@
-"""Whether a plan fits: its devices, the node's memory, the disk; and what it says where it does not."""
+"""The verdict on whether a plan fits devices, host memory and disk, and the reason if it does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CORES = Machine(device="cpu", nodes=1, ranks_per_node=4, host_memory_bytes=16 * 
 
 
 def a_memory(*stage_gib: float, **changes: Any) -> Memory:
-    """Of one rank for each pipeline stage, beside a context of 2 GiB."""
+    """Return a memory of one rank per pipeline stage, and a context of 2 GiB."""
     stages = []
     for stage, gib in enumerate(stage_gib):
         held = Component(name="weights", bytes=int(gib * GIB))
@@ -45,7 +45,7 @@ def a_memory(*stage_gib: float, **changes: Any) -> Memory:
 
 
 def a_room(device_gib: float = 40, **changes: Any) -> Room:
-    room = Room(device_bytes=int(device_gib * GIB), counts_context=False, what="the card")
+    room = Room(device_bytes=int(device_gib * GIB), counts_context=False, what="the GPU")
     return dataclasses.replace(room, **changes)
 
 
@@ -61,7 +61,7 @@ def test_a_plan_that_needs_less_than_there_is_fits() -> None:
 def test_a_plan_that_needs_more_is_too_large_and_says_when_and_by_how_much() -> None:
     verdict = judge(a_memory(41.5), EXACT, a_room(40), QUANTILE)
     assert verdict.fit is Fit.TOO_LARGE
-    assert verdict.why == "needs 41.50 GiB (loss) of 40.00 GiB, the card"
+    assert verdict.why == "needs 41.50 GiB (loss) of 40.00 GiB, the GPU"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_fragments_counts() -> None:
 
 def test_the_fullest_stage_decides_and_is_named() -> None:
     verdict = judge(a_memory(10, 50, 20), EXACT, a_room(40), QUANTILE)
-    assert verdict.why == "needs 50.00 GiB on stage 1 (loss) of 40.00 GiB, the card"
+    assert verdict.why == "needs 50.00 GiB on stage 1 (loss) of 40.00 GiB, the GPU"
 
 
 def test_headroom_is_left_free() -> None:
@@ -103,7 +103,7 @@ def test_the_context_counts_where_the_limit_holds_it_and_is_then_said() -> None:
     ]
     assert (beside.fit, within.fit) == (Fit.FITS, Fit.TOO_LARGE)
     assert within.needed_bytes - beside.needed_bytes == 2 * GIB
-    assert within.why == "needs 41.00 GiB (loss, 2.00 GiB of it CUDA's context) of 40.00 GiB, the card"
+    assert within.why == "needs 41.00 GiB (loss, 2.00 GiB of it CUDA's context) of 40.00 GiB, the GPU"
 
 
 def test_the_doubt_is_not_of_the_context() -> None:
@@ -167,7 +167,7 @@ def test_what_is_not_known_of_host_and_disk_refuses_nothing() -> None:
     assert judge(memory, EXACT, a_room(), QUANTILE).fit is Fit.FITS
 
 
-# ---------------------------------------------------------------- no stage is taken to need less than another
+# ---------------------------------------------------------------- no ZeRO stage is assumed to need less
 
 
 def test_stage_3_may_be_too_large_where_stage_2_fits() -> None:
@@ -193,7 +193,7 @@ def test_more_room_never_makes_a_plan_larger() -> None:
         assert fits == sorted(fits, key=order.index)
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- room on a machine
 
 
 def test_a_gpu_is_the_limit_where_none_is_set() -> None:

@@ -1,4 +1,4 @@
-"""Tables of recorded trials can be of any model and card, and say no more than they know."""
+"""Tables of recorded trials can be of any model and GPU, and lines may leave out what is unknown."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LEAST = {
     "model": "llama_160m",
 }
 
-DEGREES = load_table(RECORDED / "h200x2_degrees.jsonl")  # pipelines and split matrices, among others
+DEGREES = load_table(RECORDED / "h200x2_degrees.jsonl")  # with pipeline and tensor parallelism, among others
 
 
 @pytest.mark.parametrize("row", DEGREES, ids=lambda row: row.label)
 def test_every_rank_is_estimated_to_one_percent(row: Row) -> None:
-    """A stage before the last too, whose peak the fullest rank's hides."""
+    """This includes stages before the last, whose peaks are below the fullest rank's."""
     stages = memory_of(row.plan, row.model, row.hardware).stages
     estimated = [stages[rank % len(stages)].peak.total for rank in range(row.plan.ranks)]
     assert row.rank_peak_bytes == pytest.approx(estimated, rel=0.01)

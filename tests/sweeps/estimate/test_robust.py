@@ -1,4 +1,4 @@
-"""The fit behind all learned estimates: least squares, drawn to defaults, that no odd observation bends."""
+"""The fit behind all learned estimates: least squares with a prior, robust to outliers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.learned_estimates import LearnedEstimates, learned_estimates
 from tests.support.paths import DATA
 from train_entry.contract import load
 
-FREE = Unknown(default=0.0, deviation=1e6, lowest=-math.inf, highest=math.inf)  # next to no belief
+FREE = Unknown(default=0.0, deviation=1e6, lowest=-math.inf, highest=math.inf)  # almost no prior
 
 
 def mean(seen: Sequence[float], unknown: Unknown = FREE, threshold: float = math.inf) -> float:
@@ -36,7 +36,7 @@ def test_the_default_weighs_as_one_observation_of_its_deviation() -> None:
 
 
 def test_an_odd_observation_pulls_no_harder_than_the_threshold() -> None:
-    """Huber: two errors of -x each balance one that counts as the threshold, 1."""
+    """Huber: two errors of -x balance one error that counts as the threshold, 1."""
     assert mean([0.0, 0.0, 100.0], threshold=1.0) == pytest.approx(0.5, abs=1e-6)
 
 

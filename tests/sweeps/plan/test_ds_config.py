@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration file: golden texts, and what must hold for each."""
+"""DeepSpeed's configuration file: golden texts, and properties of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "zero3_fp16": {"zero": {"stage": 3, "contiguous_gradients": False}, "precision": Precision.FP16},
 }
-# Which divide the model: they say its degrees, or leave it to the pipeline's topology.
+# Plans that split the model: they name its degrees, or leave that to the pipeline's topology.
 DIVIDED: dict[str, dict[str, Any]] = {
     "tp2_zero1": {"tensor": 2, "zero": {"stage": 1}, "ranks": 8},
     "tp4_zero3": {"tensor": 4, "zero": {"stage": 3}, "ranks": 8, "warmup_steps": 10},
@@ -42,7 +42,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
 GOLDENS = {**CASES, **DIVIDED}
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml") if path.stem != "ddp")
 NEEDED = {"hybrid_3d": ("ranks=4",), "tp2": ("ranks=2", "precision=fp32")}
-# Two cards, and eight for the experiment: what its name says.
+# Eight GPUs for the experiment, as its name says; presets use two ranks or four.
 MACHINE = Machine(
     device="cuda",
     nodes=1,
@@ -50,7 +50,7 @@ MACHINE = Machine(
     nvme=Nvme(path="/scratch", free_bytes=10**13),
     has_libaio=True,
 )
-# DeepSpeed checks the batches against the number of ranks, of which this process is the only one.
+# DeepSpeed checks the batches against the number of ranks, which is one in this process.
 READ = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -151,7 +151,7 @@ def test_the_batch_triad_leaves_tensor_and_pipeline_out(name: str) -> None:
     [
         ({"tensor": 2}, {"tensor_parallel": {"autotp_size": 2}}),
         ({"pipeline": 2}, {"pipeline": PIPELINE}),
-        ({"tensor": 2, "pipeline": 2}, {"pipeline": PIPELINE}),  # whose topology has the tensor degree
+        ({"tensor": 2, "pipeline": 2}, {"pipeline": PIPELINE}),  # the topology has the tensor degree
     ],
 )
 def test_each_degree_has_a_section_of_its_own(degrees: dict[str, Any], section: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a point to a plan: what is conditional, what is legal anywhere, and the command that runs it alone."""
+"""From a point to a plan: conditional knobs, legal points, and the command that runs one alone."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_space_without_a_legal_point_is_refused_with_all_reasons(composer: Com
 
 
 def test_a_legal_point_is_found_though_thousands_before_it_are_not(composer: Composer) -> None:
-    harmless = ("seed=range(0,60)", "lr.warmup=range(0,60)")  # 3,600 points of each micro-batch
+    harmless = ("seed=range(0,60)", "lr.warmup=range(0,60)")  # 3,600 points per micro-batch
     planner, request = planned(composer, "micro_batch=3,1", "strategy=zero1", *harmless)
     first = next(request.space.points(planner.is_active))
     assert not isinstance(planner.plan(first).plan, Plan)

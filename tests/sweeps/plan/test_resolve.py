@@ -32,7 +32,7 @@ Leaf = tuple[str, ...]  # names of fields, from the plan down
 
 
 def leaves(record: Any, above: Leaf = ()) -> list[Leaf]:
-    """Every number, word and switch of a plan."""
+    """Return the path of every value in a plan."""
     found: list[Leaf] = []
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
@@ -42,7 +42,7 @@ def leaves(record: Any, above: Leaf = ()) -> list[Leaf]:
 
 
 def another(value: Any) -> Any:
-    """A value of the same kind that is not this one."""
+    """Return another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, StrEnum):
@@ -51,7 +51,7 @@ def another(value: Any) -> Any:
 
 
 def changed(record: Any, path: Leaf) -> Any:
-    """The record with one leaf replaced by another value."""
+    """Return the record with one leaf replaced by another value."""
     name, *below = path
     value = getattr(record, name)
     return dataclasses.replace(record, **{name: changed(value, tuple(below)) if below else another(value)})

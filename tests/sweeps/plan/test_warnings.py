@@ -1,4 +1,4 @@
-"""What is said of plans that are legal and wasteful."""
+"""Warnings of plans that are legal but wasteful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which knobs matter where, and that what decides is settled before what it decides."""
+"""Conditions under which knobs have an effect, and that deciding knobs are set first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sweeps.space.conditions import decision_rank, is_active, setting_of, withou
 
 CPU = Machine(device="cpu", nodes=1, ranks_per_node=2, cores=2)
 GPUS = Machine(device="cuda", nodes=2, ranks_per_node=8, cores=64)
-# Together they bring every condition to hold.
+# Each condition holds in at least one of these.
 BASES: tuple[dict[str, Any], ...] = (
     {"engine": "ddp", "lr.warmup": "20"},
     {"zero.stage": 1, "precision": "bf16", "grad_accum_dtype": "fp32"},
@@ -32,7 +32,7 @@ CONDITIONS = {key.name: key.active_when for key in KEYS.values() if key.active_w
 
 
 class Watched(Setting):
-    """A setting that remembers which keys are read of it."""
+    """A setting that remembers which of its keys were read."""
 
     read: set[str] = set()  # noqa: RUF012
 
@@ -62,7 +62,7 @@ def at(values: dict[str, Any], machine: Machine = CPU) -> Setting:
 
 
 def keys_read(key: str) -> set[str]:
-    """By the condition of a key, over all bases."""
+    """Return the keys that the condition of a key reads, over all bases."""
     settings = [at(base, machine) for base in BASES for machine in (CPU, GPUS)]
     watched = [
         Watched(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
@@ -123,7 +123,7 @@ def test_groups_are_settled_first_then_what_decides_then_the_rest() -> None:
         ("tensor", setting(engine="ddp"), False),
         ("pipeline", setting(engine="ddp"), False),
         ("tensor", setting(zero__stage=0), True),
-        ("pipeline", setting(zero__stage=2), True),  # where it is refused, which is no reason to be silent
+        ("pipeline", setting(zero__stage=2), True),  # a rule refuses it, so it must not be dropped
         ("tensor_across_nodes", setting(tensor=1), False),
         ("tensor_across_nodes", setting(tensor=2), True),
         ("tensor_across_nodes", setting(tensor=2, engine="ddp"), False),
@@ -174,7 +174,7 @@ def test_a_knob_that_is_exported_all_the_same_is_kept() -> None:
         ({"lr.base_warmup": 10}, True),
         ({"lr.base_warmup": 10, "lr.warmup": "0"}, False),
         ({"lr.warmup": "10"}, True),
-        ({"lr.schedule": "linear"}, True),  # which warms up over two steps at least
+        ({"lr.schedule": "linear"}, True),  # it warms up over at least two steps
     ],
 )
 def test_where_a_warm_up_begins_matters_where_there_is_one(lr: dict[str, Any], used: bool) -> None:

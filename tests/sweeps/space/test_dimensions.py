@@ -1,4 +1,4 @@
-"""Dimensions and the points they span."""
+"""Dimensions and the points that they span."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_powers_of_two_within_bounds(low: float, high: float, expected: tuple[in
     assert powers_of_two(low, high) == expected
 
 
-# ---------------------------------------------------------------- knobs that matter here and there
+# ---------------------------------------------------------------- knobs with an effect at some points
 
 PREFETCH = Dimension(key="zero.prefetch_bucket_size", text="1,2", range=Choices(values=(1, 2)))
 OFFLOAD = Dimension(key="zero.offload_optimizer", text="none,cpu", range=Choices(values=("none", "cpu")))
@@ -103,7 +103,7 @@ PINNED = Dimension(key="offload.pin_memory", text="true,false", range=Choices(va
 
 
 def is_active(key: str, point: Mapping[str, Scalar]) -> bool:
-    """As in a small ZeRO: ddp neither prefetches nor offloads, and only what is offloaded is pinned."""
+    """Conditions like ZeRO's: ddp neither prefetches nor offloads, and only an offloaded state is pinned."""
     if key in (PREFETCH.key, OFFLOAD.key):
         return point["strategy"] != "ddp"
     return key != PINNED.key or point.get(OFFLOAD.key) == "cpu"

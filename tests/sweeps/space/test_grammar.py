@@ -1,4 +1,4 @@
-"""What a command line asks: which knobs vary, over what, and which are fixed."""
+"""Command lines: which knobs vary over which values, and which are fixed."""
 
 from __future__ import annotations
 
@@ -285,11 +285,11 @@ def test_the_values_that_a_command_line_pins_leave_study_keys_out(composer: Comp
     assert pinned_values(arguments, composer) == {"strategy": "zero2", "micro_batch": 4}
 
 
-# ---------------------------------------------------------------- knobs that change nothing
+# ---------------------------------------------------------------- knobs without effect
 
 
 def kept(composer: Composer, *arguments: str) -> list[str]:
-    """The dimensions that are left once those that change nothing are gone."""
+    """Return the dimensions that are left without those that change nothing."""
     request = read_request(arguments, composer)
     space = without_inactive(request, Settings(request.composer, CPU).is_active).space
     return [dimension.key for dimension in space.dimensions]

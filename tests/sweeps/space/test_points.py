@@ -1,4 +1,4 @@
-"""A point put together from parts is the configuration that composing it gives."""
+"""A point assembled from parts gives the same configuration as composing it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_value_gets_the_type_of_its_key(
     composer: Composer, settings: Settings, key: str, value: Scalar
 ) -> None:
     found, expected = settings.config({key: value}), composer.compose({key: value})
-    assert repr(found) == repr(expected)  # which tells 1 from 1.0 and from True
+    assert repr(found) == repr(expected)  # repr tells 1 from 1.0 and from True
 
 
 def test_a_value_that_is_set_wins_over_a_group_and_its_place_does_not_matter(settings: Settings) -> None:
@@ -90,7 +90,7 @@ def test_a_knob_that_nothing_decides_matters_everywhere(settings: Settings) -> N
 
 
 def test_a_decision_is_not_judged_before_what_it_needs_is_settled(settings: Settings) -> None:
-    """A cosine without its last step is no configuration, but that step is settled after it."""
+    """A cosine schedule without its last step is invalid, but that step is set later."""
     assert settings.is_active("lr.total_steps", {"lr.schedule": "cosine"})
     assert not settings.is_active("lr.total_steps", {"lr.schedule": "constant"})
 

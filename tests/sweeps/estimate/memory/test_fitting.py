@@ -1,4 +1,4 @@
-"""What measurements make of the factors: they follow what was seen, and stay sane whatever that was."""
+"""Fitted factors follow the measurements, and stay sane whatever these are."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_scattered_trials_widen_what_a_quantile_asks_for() -> None:
     assert fit_memory(seen).spread > 2 * COLD.spread
 
 
-# ---------------------------------------------------------------- one kind of plans is counted wrongly
+# ---------------------------------------------------------------- one class of plans is counted wrongly
 
 
 PIPELINED = [

@@ -1,4 +1,4 @@
-"""Host memory and disk of a node's ranks."""
+"""Host memory and disk space of a node's ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.examples import a_model, a_plan
 from tests.support.plans import CPU, H200, LLAMA_8B, cases
 from train_entry.contract import GIB, Offload, OffloadPlan, Plan
 
-# 2**30 parameters, so that page-locked buffers are powers of two as they are.
+# 2**30 parameters, so that page-locked buffers are powers of two without rounding.
 ROUND_1G = a_model(parameters=2**30, layers=4, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=2, positions=2)
 
 
@@ -27,7 +27,7 @@ def plan_of(stage: int = 2, ranks: int = 1, **offload: Any) -> Plan:
 
 
 def beyond_processes(plan: Plan) -> float:
-    """GiB a rank."""
+    """Return the GiB per rank."""
     ranks = min(plan.ranks, H200.ranks_per_node)
     return (host_bytes(plan, ROUND_1G, H200, 0) / ranks - PROCESS_BYTES["cuda"]) / GIB
 
@@ -40,7 +40,7 @@ def test_page_locked_buffers_are_rounded_up_to_powers_of_two() -> None:
 
 
 def test_an_offloaded_optimizer_takes_18_bytes_a_parameter() -> None:
-    """4 master weights, 4 gradients, 8 moments, and 2 of weights on their way back."""
+    """4 for master weights, 4 for gradients, 8 for moments, and 2 for weights on their way back."""
     assert beyond_processes(plan_of()) == pytest.approx(18, rel=0.01)
 
 
@@ -54,7 +54,7 @@ def test_gradients_of_several_micro_batches_are_added_up_on_the_host() -> None:
 
 
 def test_offloaded_weights_take_2_bytes_more_whatever_else() -> None:
-    """Stage 3: 4 master weights, 8 moments, 4 and 2 of gradients; and the weights."""
+    """Stage 3: 4 for master weights, 8 for moments, 4 + 2 for gradients; and the weights."""
     optimizer = beyond_processes(plan_of(stage=3))
     assert optimizer == pytest.approx(18, rel=0.01)
     assert beyond_processes(plan_of(stage=3, param=Offload.CPU)) == pytest.approx(optimizer + 2)

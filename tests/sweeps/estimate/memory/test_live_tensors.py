@@ -1,4 +1,4 @@
-"""What going backward through a block takes is counted as torch allocates it: a small model, on the CPU."""
+"""The backward pass of a block is counted as torch allocates it: a small model, on the CPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LLAMA = a_model(
 
 
 def allocated(profiled: Any) -> tuple[int, int]:
-    """Bytes once the forward pass has ended, and at most in the backward pass."""
-    events = profiled.profiler.kineto_results.events()  # torch has no public way to each allocation
+    """Return the bytes at the end of the forward pass, and at most in the backward pass."""
+    events = profiled.profiler.kineto_results.events()  # torch has no public interface for single allocations
     begins = next(event.start_ns() for event in events if event.name() == "backward")
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     live = kept = peak = 0
@@ -37,7 +37,7 @@ def allocated(profiled: Any) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_block_takes_this_much_when_it_is_gone_through_backward(every: int) -> None:
-    """A recomputed one is there once more, whole; of the next one nothing is yet."""
+    """A recomputed block exists once more as a whole, the next one not yet."""
     plan = a_plan(
         engine=Engine.DEEPSPEED,
         precision=Precision.BF16,

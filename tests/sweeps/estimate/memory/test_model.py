@@ -1,4 +1,4 @@
-"""Bytes by component and phase: by hand, as recorded, and what must always hold."""
+"""Bytes by component and phase: computed by hand, recorded, and properties of any plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.recorded import RECORDED, Row, load_table
 from train_entry.contract import GIB, Attention, Engine, ModelShape, Offload, OffloadPlan, Plan, Precision
 
 GIGA = 10**9
-# 13 billion parameters without embeddings or norms to speak of, so that hand-made numbers are round.
+# 13 billion parameters, almost none in embeddings or norms, so that numbers by hand are round.
 ROUND_13B = a_model(
     parameters=13 * GIGA, layers=40, hidden=5120, heads=40, kv_heads=40, ffn=13824, vocab=2, positions=2
 )
@@ -31,7 +31,7 @@ def of(plan: Plan, model: ModelShape, phase: str, *names: str) -> int:
 
 
 def zero(stage: int, **changes: Any) -> Plan:
-    """On one rank, with buckets too small to matter."""
+    """Return a plan on one rank, with buckets too small to matter."""
     sizes = {"stage": stage, "reduce_bucket_size": 2, "prefetch_bucket_size": 0, **changes.pop("zero", {})}
     plan = {"ranks": 1, "micro_batch": 1, "global_batch": 8, "seq_len": 2, **changes}
     return a_plan(zero=sizes, **plan)
@@ -106,7 +106,7 @@ def test_bf16_gradients_summed_in_fp32_are_whole_on_every_rank_of_zero1() -> Non
 
 
 def test_a_llama_block_keeps_45_bytes_a_place() -> None:
-    """16 of two norms, 8 of q, k, v and the result, 8 f/h of the feed-forward layer, and 4 a head."""
+    """16 for two norms, 8 for q, k, v and the result, 8 f/h for the feed-forward layer, and 4 per head."""
     plan = zero(1, micro_batch=4, global_batch=32, seq_len=2048)
     tokens = 4 * 2048
     block = tokens * (24 * 2048 + 8 * 5504 + 4 * 16)
@@ -162,7 +162,7 @@ def test_half_the_sub_groups_stay_where_the_ratio_is_a_half() -> None:
 
 
 def test_tensor_parallel_leaves_embeddings_and_norms_whole() -> None:
-    """705.7 million parameters a rank, by what was allocated once the engine stood (6 bytes each)."""
+    """705.7 million parameters per rank, by the bytes allocated with the engine built (6 per parameter)."""
     share = shares(a_plan(tensor=2), LLAMA_1B3)[0]
     assert 6 * share.parameters == pytest.approx(4_234_151_424, rel=0.001)
 
@@ -208,7 +208,7 @@ def error(row: Row) -> float:
     return memory_of(row.plan, row.model, row.hardware).peak_bytes / row.peak_bytes - 1
 
 
-UNSEEN = RECORDED / "h200x2_half_cap24.jsonl"  # recorded when all formulas were written
+UNSEEN = RECORDED / "h200x2_half_cap24.jsonl"  # recorded after all formulas were written
 
 
 @pytest.mark.parametrize(
@@ -245,18 +245,18 @@ def test_peaks_that_no_formula_has_seen_are_estimated_as_well_and_where_not_too_
 def test_the_table_of_the_readme_is_estimated_to_two_percent(
     strategy: str, micro_batch: int, gib: float
 ) -> None:
-    """llama_160m on two H200s: measured by the product itself, another model than in the tables above."""
+    """llama_160m on two H200s: measured by shardsweep itself, another model than in the tables above."""
     assert peak_gib(strategy, micro_batch) == pytest.approx(gib, rel=0.02)
 
 
 @pytest.mark.parametrize(("strategy", "gib"), [("ddp", 13.2), ("zero2", 10.1), ("zero3", 11.7)])
 def test_compiled_models_are_estimated_to_three_percent(strategy: str, gib: float) -> None:
-    """As docs/advice.md says; what they keep was set by these."""
+    """docs/advice.md has these; the constants for compiled models were set by them."""
     assert peak_gib(strategy, 16, compile=True) == pytest.approx(gib, rel=0.03)
 
 
 def peak_gib(strategy: str, micro_batch: int, **changes: Any) -> float:
-    """Of llama_160m, sequences of 1024, on two H200s."""
+    """Return the peak of llama_160m with sequences of 1024 on two H200s."""
     engine = Engine.DDP if strategy == "ddp" else Engine.DEEPSPEED
     stage = 0 if strategy == "ddp" else int(strategy[-1])
     sizes = {"stage": stage, "overlap_comm": stage == 3}
@@ -267,7 +267,7 @@ def peak_gib(strategy: str, micro_batch: int, **changes: Any) -> float:
 
 
 def test_a_higher_stage_may_need_more() -> None:
-    """As recorded at micro-batch 16: 35.4 GiB in ZeRO-3, where ZeRO-2 took 32.8."""
+    """Recorded at micro-batch 16: ZeRO-3 took 35.4 GiB, ZeRO-2 32.8."""
     plans = [
         zero(stage, micro_batch=16, global_batch=16, seq_len=2048, checkpoint_every=1) for stage in (2, 3)
     ]
@@ -275,7 +275,7 @@ def test_a_higher_stage_may_need_more() -> None:
     assert third > second
 
 
-# ---------------------------------------------------------------- always
+# ---------------------------------------------------------------- any plan
 
 
 def test_components_are_positive_and_make_up_their_phase() -> None:
@@ -318,7 +318,7 @@ def test_a_larger_micro_batch_never_needs_less_at_the_loss() -> None:
         assert large.phases[1].total >= small.phases[1].total
 
 
-# ---------------------------------------------------------------- what must fit
+# ---------------------------------------------------------------- needed bytes
 
 
 def test_what_must_fit_is_the_peak_and_gaps_beside_it() -> None:
@@ -358,7 +358,7 @@ def test_cards_before_hopper_have_a_smaller_workspace() -> None:
 
 @pytest.mark.parametrize("plan", [zero(1), zero(2), zero(3), zero(1, pipeline=2, ranks=2)])
 def test_buffers_larger_than_the_model_are_not_resident_on_a_cpu(plan: Plan) -> None:
-    """Two processes of a model of a million parameters held 0.6 GiB each, with buckets of 1.9 GiB."""
+    """Two processes with a model of a million parameters held 0.6 GiB each, with buckets of 1.9 GiB."""
     huge = dataclasses.replace(plan, zero=dataclasses.replace(plan.zero, reduce_bucket_size=10**9))
     small = dataclasses.replace(plan, zero=dataclasses.replace(plan.zero, reduce_bucket_size=10**8))
     grown = memory_of(huge, GPT2_124M, CPU).peak_bytes - memory_of(small, GPT2_124M, CPU).peak_bytes

@@ -34,12 +34,12 @@ def plan_of(engine: Engine, precision: Precision, attention: Attention) -> Plan:
 
 
 def saved_by_autograd(shape: ModelShape, plan: Plan) -> tuple[int, int]:
-    """Bytes of distinct storages that a forward pass saves, the parameters' own aside; how many these are."""
+    """Return the bytes that a forward pass saves besides the parameters, and the number of parameters."""
     model = build_model(shape, plan, torch.device("cpu"))
     if plan.engine is Engine.DEEPSPEED and plan.precision is HALF:
         model = model.bfloat16()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    seen: dict[int, torch.Tensor] = {}  # the tensors live on, so that no address is used twice
+    seen: dict[int, torch.Tensor] = {}  # kept alive, so that no address is used twice
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.untyped_storage().data_ptr()
@@ -59,7 +59,7 @@ def saved_by_autograd(shape: ModelShape, plan: Plan) -> tuple[int, int]:
 
 
 WAYS = [(engine, precision) for engine in (Engine.DEEPSPEED, Engine.DDP) for precision in (HALF, FULL)]
-# But for gpt2 in half precision by autocast: on a GPU it computes powers in fp32, on a CPU it does not.
+# Without gpt2 in half precision by autocast: it computes powers in fp32 on a GPU, but not on a CPU.
 CASES = [
     pytest.param(shape, *way, id=f"{name}-{'-'.join(way)}")
     for name, shape in (("llama", LLAMA), ("grouped", GROUPED), ("gpt2", GPT2))

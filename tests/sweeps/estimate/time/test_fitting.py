@@ -15,7 +15,7 @@ from tests.support.plans import H200, LLAMA_1B3, Case, cases
 ELSEWHERE = TimeFactors(
     compute=1.3, launch=1.7, hooks=0.8, communication=1.5, offload=0.6, update=1.2, spread=0.25
 )
-PLAN = a_plan(seq_len=2048, micro_batch=16, global_batch=32)  # the device is busy all the time
+PLAN = a_plan(seq_len=2048, micro_batch=16, global_batch=32)  # the device is always busy
 FAST = time_of(PLAN, LLAMA_1B3, H200)
 
 
@@ -25,7 +25,7 @@ def seen(case: Case, step_s: float) -> TimeObservation:
 
 
 def on_elsewhere(some: Sequence[Case], noise: float = 0.0) -> list[TimeObservation]:
-    """What a machine of these factors would measure."""
+    """Return what a machine with the factors ELSEWHERE would measure."""
     chooser = random.Random(1)
     return [seen(case, time_of(*case, ELSEWHERE).step_s * math.exp(chooser.gauss(0, noise))) for case in some]
 

@@ -1,4 +1,4 @@
-"""Parts of a step, against values computed by hand."""
+"""Parts of a step, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from train_entry.contract import Attention, Engine, Offload, OffloadPlan, Plan, 
 
 
 def test_an_8b_llama_takes_54_6_gflop_a_token() -> None:
-    """6 x 8.03e9 and 12 x 32 x 4096 x 4096."""
+    """6 x 8.03e9 + 12 x 32 x 4096 x 4096."""
     assert flops.flops_per_token(LLAMA_8B, 4096) == pytest.approx(54.6e9, rel=0.001)
     assert flops.recomputed_flops_per_token(LLAMA_8B, 4096) == pytest.approx(72.8e9, rel=0.001)
 
 
 def test_blocks_and_embeddings_are_the_whole_model() -> None:
-    """A llama has one norm beside them, GPT-2 two vectors."""
+    """Besides them, a llama has one norm, and GPT-2 two vectors."""
     for model, rest in ((LLAMA_8B, 4096), (GPT2_124M, 2 * 768)):
         counted = model.layers * flops.block_parameters(model) + flops.embedding_parameters(model)
         assert counted == model.parameters
@@ -42,7 +42,7 @@ def test_blocks_and_embeddings_are_the_whole_model() -> None:
 
 
 def test_passes_add_up_to_six_operations_a_parameter() -> None:
-    """Forward 2, backward 4; the embedding is looked up, not multiplied."""
+    """Forward takes 2, backward 4; the embedding is looked up, not multiplied."""
     forward = LLAMA_8B.layers * flops.block_matmul_flops(LLAMA_8B, 1) + flops.head_flops(LLAMA_8B, 1)
     lookup = LLAMA_8B.vocab * LLAMA_8B.hidden
     assert 3 * forward == pytest.approx(6 * (LLAMA_8B.parameters - lookup))
@@ -62,7 +62,7 @@ def test_tensor_parallelism_leaves_norms_whole() -> None:
     assert two == 84 * 2048 + (44 * 2048 + 10 * 5504) / 2
 
 
-# ---------------------------------------------------------------- wires
+# ---------------------------------------------------------------- collectives
 
 
 def test_a_ring_moves_so_many_bytes() -> None:
@@ -97,16 +97,16 @@ def test_every_rank_of_a_node_brings_its_adapter() -> None:
     assert split.bytes_per_s == pytest.approx(2 * H200.network_bytes_per_s * RING_SHARE)
 
 
-# ---------------------------------------------------------------- what ranks exchange
+# ---------------------------------------------------------------- exchange between data-parallel ranks
 
 
 def exchange(**changes: Any) -> Exchange:
-    """Of llama_1b3 on two ranks, four micro-batches a step."""
+    """Return the exchange of llama_1b3 on two ranks with four micro-batches per step."""
     return exchange_of(a_plan(**changes), LLAMA_1B3, H200)
 
 
 def seconds(size_bytes: float) -> float:
-    """That a link of the ring takes, hops aside."""
+    """Return the seconds of a link of the ring, without latency."""
     return size_bytes / (H200.link_bytes_per_s * RING_SHARE)
 
 
@@ -120,7 +120,7 @@ def test_stages_2_and_3_reduce_every_micro_batch(stage: int, times: int) -> None
 
 
 def test_stages_0_to_2_all_reduce_and_stage_3_scatters() -> None:
-    """Of two ranks' ring, an all-reduce puts the size on each link, a reduce-scatter half of it."""
+    """In a ring of two ranks, an all-reduce sends all bytes over each link, a reduce-scatter half of them."""
     whole = pytest.approx(seconds(2 * LLAMA_1B3.parameters), rel=0.01)
     half = pytest.approx(seconds(LLAMA_1B3.parameters), rel=0.01)
     assert [exchange(zero={"stage": stage}).reduce_s for stage in (0, 1, 2)] == [whole] * 3
@@ -191,7 +191,7 @@ def test_overlapping_hides_reductions_behind_the_backward_pass() -> None:
 
 
 def offloaded(stage: int, **offload: Any) -> Plan:
-    """On one rank, four micro-batches a step."""
+    """Return a plan on one rank with four micro-batches per step."""
     plan = OffloadPlan(**{"optimizer": Offload.CPU, **offload})
     return a_plan(ranks=1, micro_batch=8, zero={"stage": stage}, offload=plan)
 
@@ -218,7 +218,7 @@ def test_offload_moves_the_update_to_the_host() -> None:
 
 
 def test_stage_2_brings_sums_back_for_every_micro_batch() -> None:
-    """Three times there and back, 2 bytes each, before the 4 of the last."""
+    """Three copies each way of 2 bytes, then the last one of 4 bytes."""
     first, second = (update_of(offloaded(stage), LLAMA_1B3, H200).streamed_s for stage in (1, 2))
     assert second / first == pytest.approx((3 * 4 + 4) / 4)
 
@@ -236,7 +236,7 @@ def test_without_locked_memory_all_wait_for_copies() -> None:
 
 
 def test_a_ratio_counts_whole_subgroups() -> None:
-    """llama_160m is one sub-group: half of it, rounded down, is none. llama_8b is nine: four stay."""
+    """llama_160m has one sub-group: half of it, rounded down, is none. llama_8b has nine: four stay."""
     half = offloaded(3, ratio=0.5)
     assert update_of(half, LLAMA_160M, H200) == update_of(offloaded(3), LLAMA_160M, H200)
     kept = update_of(half, LLAMA_8B, H200).device_s

@@ -1,4 +1,4 @@
-"""Whole steps: what holds of any plan, and what was measured or published of some."""
+"""Whole steps: properties of any plan, and measured or published times of some."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_tensor_parallelism_in_a_node_is_faster_than_across_nodes() -> None:
     assert inside.tensor_s < across.tensor_s / 5
 
 
-# ---------------------------------------------------------------- what others saw
+# ---------------------------------------------------------------- measured and published
 
 
 def speed(step: StepTime) -> float:

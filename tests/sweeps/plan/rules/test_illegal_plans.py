@@ -1,4 +1,4 @@
-"""Every way to make no legal plan, by the names of the rules it breaks: all of them, and no others."""
+"""Illegal configurations, each with the names of all rules that it breaks, and no others."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ ILLEGAL: list[tuple[Machine, Changes, set[str]]] = [
 
 
 def asked(changes: Changes) -> SweepConfig:
-    """Legal on four ranks without changes: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
+    """Apply changes to a legal plan of four ranks: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
     config = SweepConfig(ranks=4, micro_batch=2, global_batch=32, seq_len=64)
     for key, value in changes.items():
         config = with_value(config, key, value)
@@ -224,7 +224,7 @@ def test_the_tables_have_sixty_five_rows_and_every_rule() -> None:
     assert len(DIVIDED) >= 25
     assert {rule.name for rule in RULES} - covered == {
         "bytes_fit_the_vocabulary"
-    }  # of the data: test_rules.py
+    }  # depends on the data: test_rules.py
 
 
 LEGAL: list[tuple[Machine, Changes]] = [

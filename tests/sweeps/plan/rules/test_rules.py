@@ -1,4 +1,4 @@
-"""Each way to make no legal plan gives its reason, with the numbers and a way out."""
+"""Each broken rule gives its reason, with the numbers and a way out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO_NODES = Machine(device="cuda", nodes=2, ranks_per_node=8, gpus=GPUS)
 
 
 def config(**changes: Any) -> SweepConfig:
-    """Legal on four ranks: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
+    """Apply changes to a legal plan of four ranks: 32 = micro-batch 2 x accumulation 4 x data degree 4."""
     return dataclasses.replace(SweepConfig(ranks=4, micro_batch=2, global_batch=32, seq_len=128), **changes)
 
 
@@ -199,7 +199,7 @@ def test_the_batch_triad_and_the_rate_know_that_tensor_ranks_see_the_same_sample
     plan = resolve(asked, WIDE, TWO_NODES)
     assert isinstance(plan, Plan)
     assert (plan.data, plan.grad_accum, plan.micro_batch * plan.data) == (8, 1, 32)
-    assert plan.optimizer.lr == pytest.approx(1e-3 * 2)  # sqrt(32 / 8): from the samples, not from the ranks
+    assert plan.optimizer.lr == pytest.approx(1e-3 * 2)  # sqrt(32 / 8): from the batch, not from the ranks
 
 
 def test_sixteen_copies_would_need_another_batch() -> None:
