@@ -75,7 +75,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """How well the estimates alone would have found the best trial."""
+    """The order of trials by their estimates against the measured order."""
 
     goal: Goal  # that ranks trials
     timed: int  # number of trials that the correlation covers

@@ -48,7 +48,7 @@ def an_advice(overrides: Sequence[str], then: str) -> Advice:
 
 
 def measured_again(speeds: Mapping[float, float]) -> dict[str, Any]:
-    """What makes a trial the one that shows drift: it closed at 1 s, when the machine had its first speed.
+    """Return the changes that make a trial show drift: it closed at 1 s, when the machine had its first speed.
 
     `speeds`: by the time of a further measurement, the machine's speed then over that first one.
     """
@@ -70,17 +70,17 @@ class StudyBuilder:
         write_atomic(self.directory.record, dump(a_study_record(**changes)))
 
     def seeks(self, *goals: Goal) -> None:
-        """The first ranks."""
+        """Give the study these goals; the first one ranks."""
         self.study(goals=goals)
 
     def trial(self, number: int, state: State, **changes: Any) -> None:
-        """`changes` replace fields of trial.json, or say what came of it, which has to fit the state."""
+        """`changes` replace fields of trial.json, or give its outcome, which must fit the state."""
         trial = a_trial(number=number, state=state, **changes)
         assert trial.state is state
         write_atomic(self.directory.trial(number).record, dump(trial))
 
     def of_first_edition(self, number: int, outcome: Outcome, **changes: Any) -> None:
-        """trial.json of a measured trial as the first edition wrote it, with counts instead of attempts."""
+        """Write trial.json of a measured trial as the first edition did, with counts instead of attempts."""
         trial = json.loads(dump(a_trial(number=number)))
         del trial["closing"]
         known = {"state": "measured", "outcome": outcome, "attempts": 1, "measured_attempt": None}
@@ -101,16 +101,16 @@ class StudyBuilder:
         self.trial(number, state, outcome=a_measurement(**changes), **known)
 
     def reused(self, number: int, twin: int, outcome: Outcome | None = None) -> None:
-        """A trial that shares what another came to."""
+        """Write a trial that reuses the result of another."""
         self.trial(number, State.REUSED, reused_from=twin, outcome=outcome or a_measurement())
 
     def baseline(self, number: int, name: str, speed: float, **changes: Any) -> None:
-        """A baseline, by its tokens/s/GPU; `changes` replace fields of trial.json."""
+        """Write a baseline with these tokens/s/GPU; `changes` replace fields of trial.json."""
         trial = {"origin": Origin.BASELINE, "baseline": name, **changes}
         self.measured(number, tokens_per_s_per_gpu=speed, tokens_per_s=2 * speed, trial=trial)
 
     def confirmed(self, *values: tuple[int, float], **changes: Any) -> None:
-        """winner.json: the first of these trials won, each known within 1%; `changes` replace fields."""
+        """Write winner.json: the first of these trials won, each known within 1%; `changes` replace fields."""
         standings = tuple(
             Standing(trial=trial, value=value, low=0.99 * value, high=1.01 * value, repeats=3)
             for trial, value in values
@@ -119,25 +119,25 @@ class StudyBuilder:
         write_atomic(self.directory.winner, dump(dataclasses.replace(record, **changes)))
 
     def exit(self, number: int, attempt: int, seconds: float, rank: int = 0) -> None:
-        """How long a rank's process lived."""
+        """Write how long a rank's process lived."""
         ended = RankExit(
             rank=rank, returncode=0, reason=ExitReason.EXITED, phase=None, silent_s=0.0, seconds=seconds
         )
         write_atomic(self.directory.trial(number).attempt(attempt).exit(rank), dump(ended))
 
     def failed(self, number: int, kind: FailureKind, message: str, state: State = State.FAILED) -> None:
-        """After a launch."""
+        """Write a trial that failed after its launch."""
         self.trial(number, state, outcome=Failure(kind=kind, message=message))
 
     def estimated(
         self, number: int, estimate: Estimate, *, trial: dict[str, Any] | None = None, **seen: Any
     ) -> None:
-        """A measured trial with its estimate; `trial` replaces fields of it, `seen` of the measurement."""
+        """Write a measured trial with its estimate; `trial` replaces fields of it, `seen` of the measurement."""
         changes = {"outcome": a_measurement(**seen), "estimate": estimate} | (trial or {})
         self.trial(number, State.MEASURED, **changes)
 
     def refused(self, number: int, estimate: Estimate | None = None, **changes: Any) -> None:
-        """Not launched, as it cannot fit."""
+        """Write a trial that was not launched, because it cannot fit."""
         self.trial(number, **refused(estimate or too_large(), **changes))
 
     def rejected(self, number: int, *texts: str) -> None:
@@ -153,7 +153,7 @@ class StudyBuilder:
     def losses(
         self, number: int, losses: Sequence[float], *, tokens_per_step: int = 1000, attempt: int = 1
     ) -> None:
-        """The stream of an attempt, one step a loss."""
+        """Write the stream of an attempt, one step for each loss."""
         path = self.directory.trial(number).attempt(attempt).metrics
         path.parent.mkdir(parents=True, exist_ok=True)
         for step, loss in enumerate(losses, 1):

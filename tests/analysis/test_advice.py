@@ -1,4 +1,4 @@
-"""What to try next, below the table and below a single trial."""
+"""Advice on the next trial, below the table and below a single trial."""
 
 from __future__ import annotations
 

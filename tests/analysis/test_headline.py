@@ -1,4 +1,4 @@
-"""What a study came to. Gains and efficiencies are worked out by hand."""
+"""The headline of a study. Gains and efficiencies are worked out by hand."""
 
 from __future__ import annotations
 

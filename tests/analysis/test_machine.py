@@ -1,4 +1,4 @@
-"""What the machine did meanwhile, below the table."""
+"""The lines below the table on the machine: drift and slowed GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands below the table of plans that were not launched, and of how good estimates were."""
+"""The notes on plans that were not launched and on the errors of estimates."""
 
 from __future__ import annotations
 

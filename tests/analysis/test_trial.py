@@ -54,7 +54,7 @@ def split(local_s: float, exchange_s: float = 0.0) -> StepSplit:
 
 
 def lines(splits: list[StepSplit | None], seen: dict[str, Any], **plan: Any) -> list[str]:
-    """Of a trial on as many ranks as there are splits."""
+    """Return the printed lines of a trial on as many ranks as there are splits."""
     ranks = tuple(a_rank_measurement(rank=rank, split=of_rank) for rank, of_rank in enumerate(splits))
     outcome = a_measurement(ranks=ranks, **seen)
     trial = a_measured_trial(outcome=outcome, plan=a_plan(ranks=len(ranks), **plan))
@@ -159,7 +159,7 @@ def test_a_trial_without_an_estimate_expects_nothing() -> None:
 
 
 def alone(row_changes: dict[str, Any] | None = None, **seen: Any) -> str:
-    """Of a trial that the loader has read."""
+    """Return the estimate's lines of a trial that the loader has read."""
     trial = a_measured_trial(outcome=a_measurement(ranks=(a_rank_measurement(),), **seen))
     row = TrialRow(
         number=1, state=trial.state, strategy="zero2", **{"origin": trial.origin, **(row_changes or {})}

@@ -22,7 +22,7 @@ OOM = Failure(kind=FailureKind.GPU_OOM, message="full")
 
 @pytest.fixture
 def report(built: StudyBuilder, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What is printed of six measured trials, a borderline one among them, and of others."""
+    """The printed lines of six measured trials, one of them borderline, and of others."""
     for number in range(6):
         values = {"strategy": "zero2", "micro_batch": number}
         said = an_estimate(observations=number, tokens_per_s_per_gpu=100.0 - number)
@@ -182,7 +182,7 @@ def test_the_page_is_whole_in_itself(built: StudyBuilder) -> None:
 
 
 def circles(*points: tuple[float, float]) -> list[tuple[float, float]]:
-    """Where they are drawn, by what was measured and estimated."""
+    """The positions of points, by measured and estimated values."""
     drawn = [Point(x=x, y=y, series="a", hollow=False, label="") for x, y in points]
     found = ElementTree.fromstring(svg(drawn, "ms", {"a": "red"})).iter("circle")
     return [(float(circle.get("cx", "")), float(circle.get("cy", ""))) for circle in found]
