@@ -48,7 +48,7 @@ def an_advice(overrides: Sequence[str], then: str) -> Advice:
 
 
 def measured_again(speeds: Mapping[float, float]) -> dict[str, Any]:
-    """Return the changes that make a trial show drift: it closed at 1 s, when the machine had its first speed.
+    """The changes that make a trial show drift: it closed at 1 s, when the machine had its first speed.
 
     `speeds`: by the time of a further measurement, the machine's speed then over that first one.
     """
@@ -110,7 +110,7 @@ class StudyBuilder:
         self.measured(number, tokens_per_s_per_gpu=speed, tokens_per_s=2 * speed, trial=trial)
 
     def confirmed(self, *values: tuple[int, float], **changes: Any) -> None:
-        """Write winner.json: the first of these trials won, each known within 1%; `changes` replace fields."""
+        """Write winner.json: the first of these trials won, each known within 1%."""
         standings = tuple(
             Standing(trial=trial, value=value, low=0.99 * value, high=1.01 * value, repeats=3)
             for trial, value in values
@@ -132,7 +132,7 @@ class StudyBuilder:
     def estimated(
         self, number: int, estimate: Estimate, *, trial: dict[str, Any] | None = None, **seen: Any
     ) -> None:
-        """Write a measured trial with its estimate; `trial` replaces fields of it, `seen` of the measurement."""
+        """Write a measured trial with its estimate; `trial` and `seen` replace their fields."""
         changes = {"outcome": a_measurement(**seen), "estimate": estimate} | (trial or {})
         self.trial(number, State.MEASURED, **changes)
 
