@@ -318,8 +318,8 @@ def report(session: Session, ledger: Ledger, reason: StopReason, browser: list[s
             print(f"nothing was launched; to measure again, use another name: study={session.record.name}-2")
         winner = find_winner(study)
         if won := winner is not None:
-            print(f"files of the best:  {write_best(session.directory, ledger[winner.number])}")
-    print(f"files of the study: {session.directory.path}")
+            print(f"best configuration in: {write_best(session.directory, ledger[winner.number])}")
+    print(f"study directory: {session.directory.path}")
     for line in browser:
         print(line)
     if reason is StopReason.INTERRUPTED:
@@ -342,7 +342,8 @@ def exit_status(work: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         return ERROR
     except KeyboardInterrupt:
-        print("interrupted; running trials go on, and the same command collects them", file=sys.stderr)
+        text = "interrupted: running trials continue; run the same command again to collect them"
+        print(text, file=sys.stderr)
         return INTERRUPTED
 
 

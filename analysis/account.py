@@ -88,23 +88,27 @@ def account(study: Study) -> Account:
 
 
 def account_line(found: Account) -> str:
-    """`GPU-hours: 1.24 spent (0.11 on failures, 0.3 on confirmation); spared: 0.4 by the gate, ...`"""
+    """`GPU-hours: 1.24 spent (0.11 on failures, 0.3 on confirmation); saved: 0.4 by reuse, ...`"""
     spent = {
         "on failures": found.failed_s,
-        "on out-of-memory": found.out_of_memory_s,
+        "on out-of-memory trials": found.out_of_memory_s,
         "on start-up": found.startup_s,
         "on confirmation": found.confirmation_s,
-        "on repeats for drift": found.drift_s,
+        "on drift repeats": found.drift_s,
         "on checks": found.check_s,
     }
-    spared = {"by the gate": found.gate_s, "by reuse": found.reuse_s, "by early ends": found.early_s}
+    spared = {
+        "on plans not launched": found.gate_s,
+        "by reuse": found.reuse_s,
+        "by ending trials early": found.early_s,
+    }
     of_that = _listed(spent)
     line = f"GPU-hours: {hours(found.spent_s)} spent{f' ({of_that})' if of_that else ''}"
     if listed := _listed(spared):
-        line += f"; spared: {listed}"
+        line += f"; saved: {listed}"
     if found.price_per_gpu_hour:
         line += f"; cost: {digits(found.money(found.spent_s))} spent"
-        line += f", {digits(found.money(found.spared_s))} spared" if listed else ""
+        line += f", {digits(found.money(found.spared_s))} saved" if listed else ""
     return line
 
 

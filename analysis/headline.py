@@ -51,9 +51,9 @@ def _confirmation(study: Study) -> Iterator[str]:
             yield _interval(study.goal, said, standing)
     if others := _tied(said):
         rivals = f"trial{'s' if len(others) > 1 else ''} {_numbers(others)}"
-        yield f"tied with {rivals} within the error of measurement: the one that needs less memory won"
+        yield f"tied with {rivals} within measurement error; the winner needs less memory"
     if said.noise is not None:
-        yield f"noise: runs of one configuration in fresh processes vary by {said.noise:.2%} (std. deviation)"
+        yield f"noise: repeats of one configuration vary by {said.noise:.2%} (standard deviation)"
     ahead = best(row for row in study.rows if row.number not in {s.trial for s in said.standings})
     if ahead is not None and first.score is not None and (ahead.score or first.score) > first.score:
         rival = f"trial {first.number:04d}"

@@ -31,8 +31,8 @@ def _drift(rows: Sequence[TrialRow]) -> Iterator[str]:
     drifts = [row.drift for row in drifted]
     how = " to ".join(dict.fromkeys((_how(min(drifts)), _how(max(drifts)))))
     seen_by = _numbers([row.number for row in rows if row.drift_repeats], everything=False)
-    by = f" (seen by repeating trial {seen_by})" if seen_by else ""
-    yield f"drift: the machine was {how} {when}{by}; the ranking is corrected"
+    by = f" (measured by repeats of trial {seen_by})" if seen_by else ""
+    yield f"drift: the machine was {how} {when}{by}; the ranking is corrected for it"
 
 
 def _how(drift: float) -> str:

@@ -13,7 +13,7 @@ from analysis.machine import machine_lines
 from analysis.ranking import in_order, pareto, winner
 from analysis.row import TrialRow
 from analysis.text import advised, one_line
-from train_entry.contract import Estimate, State, short
+from train_entry.contract import Estimate, State, counted, short
 from train_entry.contract.study.goal_text import goal_text, goal_words
 
 MAX_NOTES = 20  # unless everything is asked for
@@ -53,8 +53,8 @@ def _front(study: Study, everything: bool) -> list[str]:
         return []
     on_front = [row for row in in_order(study) if row.number in numbers]
     shown = on_front if everything else on_front[:MAX_FRONT]
-    trials = "1 trial" if len(on_front) == 1 else f"{len(on_front)} trials"
-    lines = [f"Pareto front of {', '.join(map(goal_words, study.goals))}: {trials}"]
+    size = counted(len(on_front), "trial")
+    lines = [f"Pareto front of {', '.join(map(goal_words, study.goals))}: {size}"]
     lines += (f"  {row.name}{_knobs(row)}: {_sought(study, row)}" for row in shown)
     return [*lines, *([f"  {more} more: --all shows them"] if (more := len(on_front) - len(shown)) else [])]
 
@@ -74,8 +74,9 @@ def _comparisons(study: Study) -> list[str]:
     others = any(row.loss is not None and not row.starts_late for row in study.rows)
     if not late or not others:
         return []
-    what = "DeepSpeed without ZeRO makes the first update in bf16 about a quarter too small"
-    return [f"the loss of trial {', '.join(late)} (zero0) lags: {what}"]
+    what = "in bf16 without ZeRO, DeepSpeed's first update is about a quarter too small"
+    trials = f"trial{'s' if len(late) > 1 else ''} {', '.join(late)}"
+    return [f"the loss of {trials} (zero0) is behind: {what}"]
 
 
 def _rejections(study: Study) -> list[str]:
@@ -103,8 +104,7 @@ def _refusals(study: Study, everything: bool) -> list[str]:
     groups: dict[str, list[TrialRow]] = {}
     for row in refused:
         groups.setdefault(_lacking(row.estimate), []).append(row)
-    plans = "1 plan" if len(refused) == 1 else f"{len(refused)} plans"
-    lines = [f"not launched: {plans} that cannot fit, by the estimate"]
+    lines = [f"not launched: {counted(len(refused), 'plan')} estimated not to fit"]
     for what, rows in sorted(groups.items(), key=lambda group: -len(group[1])):
         shown = sorted(rows, key=_excess)[: None if everything else MAX_REFUSED]
         lines += (f"  {what}: {row.name}: {_why(row)}" for row in shown)
@@ -130,7 +130,7 @@ def _excess(row: TrialRow) -> float:
 
 def _why(row: TrialRow) -> str:
     message = row.failure.message if row.failure else ""
-    return one_line(row.estimate.why if row.estimate else message)
+    return one_line((row.estimate.why if row.estimate else "") or message.removeprefix("not launched: "))
 
 
 def _advice(study: Study, everything: bool) -> list[str]:
@@ -139,7 +139,7 @@ def _advice(study: Study, everything: bool) -> list[str]:
     shown = asking if everything else asking[:MAX_ADVICE]
     lines = [f"after trial {row.number:04d} ({_cause(row)}), try {_advised(row)}" for row in shown]
     left_out = len(asking) - len(shown)
-    more = f"... and {left_out} more" if left_out else "its cost and its command"
+    more = f"... and {left_out} more" if left_out else "what it costs and how to run it"
     return [*lines, f"{more}: python -m sweeps advise {study.directory.path} TRIAL"] if lines else []
 
 

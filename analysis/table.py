@@ -80,8 +80,8 @@ def _caption(study: Study, hidden: int, narrow: bool) -> Iterator[str]:
     yield f"trials: {', '.join(f'{count} {state}' for state, count in states.items()) or 'none yet'}"
     yield account_line(account(study))
     if study.loss_tokens is not None:
-        where = "in the checks" if study.checked else "the most that every measured trial reached"
-        yield f"loss: mean of the last {LOSS_STEPS} steps until {study.loss_tokens:,} tokens, {where}"
+        where = "from the checks" if study.checked else "which every measured trial reached"
+        yield f"loss: mean of the last {LOSS_STEPS} steps up to {study.loss_tokens:,} tokens, {where}"
     yield "±: interquartile range of the step times / their median"
     yield from _marks(study)
     if _repeats_column(study) and not narrow:
@@ -98,15 +98,15 @@ def _marks(study: Study) -> Iterator[str]:
     if pareto(study):
         yield "Pareto: no other trial is at least as good in every goal and better in one"
     if any(row.is_single_gpu for row in rows):
-        yield "single-GPU baseline: ran on fewer ranks to show how plans scale; it cannot win"
+        yield "single-GPU baseline: measures scaling; it cannot win"
     if any(row.state is State.STOPPED for row in rows):
-        yield "stopped: timed only until it was certain that the trial is slower than the best"
+        yield "stopped: ended early, once the trial was certain to be slower than the best"
     if any(row.shared for row in rows):
         yield "*: another trial ran on the same node at the same time"
     if any(_is_corrected(row) for row in rows):
         yield "^: speed and time are corrected for the machine's drift; table.csv has them as measured"
     if any(row.memory_kind is MemoryKind.HOST_RSS for row in rows):
-        yield "RSS: resident memory of the fullest rank's process, as the study ran without a GPU"
+        yield "RSS: resident memory of the fullest rank's process, since the study ran without a GPU"
     if any(row.is_refused and row.estimate for row in rows):
         yield "~: estimated; the trial was not launched, because it cannot fit"
 
@@ -210,7 +210,7 @@ def _more_of_state(row: TrialRow) -> Iterator[str]:
     elif row.failure is not None and row.failure.kind.value != row.state.value:
         yield row.failure.kind.value
     elif row.is_mixed:
-        yield "mixed_cards"
+        yield "mixed GPUs"
     elif row.state is State.SUSPECT and row.cards:
         yield from row.cards.throttled[:1]
     if row.is_single_gpu:

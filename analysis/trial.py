@@ -24,6 +24,7 @@ from train_entry.contract import (
     StepSplit,
     TimingEnd,
     Trial,
+    counted,
     gib,
     size_text,
 )
@@ -33,7 +34,7 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
     """Print a trial's measurement, or why it has none, line by line."""
     console = Console(file=stream, highlight=False, soft_wrap=True)
     why = f" ({came_from(row)})" if row.origin in (Origin.BASELINE, Origin.REMEDY) else ""
-    console.print(Text(f"trial {trial.number}, {row.strategy}: {trial.state}{why}", style="bold"))
+    console.print(Text(f"{row.name}: {trial.state}{why}", style="bold"))
     match trial.outcome:
         case Measurement() as seen:
             for name, text in (*_lines(seen, trial.plan, row), *_expected(trial, seen)):
@@ -42,7 +43,8 @@ def show_trial(trial: Trial, row: TrialRow, stream: TextIO) -> None:
             for reason in trial.reasons:
                 console.print(Text(f"rejected: {reason.text}"))
         case Failure() as failure:
-            console.print(Text(f"{failure.kind}: {failure.message} ({failure.kind.explanation})"))
+            meaning = "" if row.is_refused else f" ({failure.kind.explanation})"
+            console.print(Text(f"{failure.kind}: {failure.message}{meaning}"))
             for name, text in _expected(trial, None):
                 console.print(Text(f"{name:<15} {text}"))
             console.print(Text(failure.evidence[-2000:]), soft_wrap=True)
@@ -62,9 +64,11 @@ def _elapsed(elapsed: Elapsed) -> str:
 
 def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tuple[str, str]]:
     spread = 100 * seen.step_s_iqr / seen.step_s
-    yield "throughput", f"{seen.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {seen.tokens_per_s:,.0f} in all"
-    yield "", f"{seen.samples_per_s:,.2f} sequences/s in all"
-    steps = f"{1e3 * seen.step_s:,.1f} ms, quartiles {spread:.1f}% apart, over {seen.steps} steps"
+    total = f"{seen.tokens_per_s:,.0f} tokens/s in total"
+    yield "throughput", f"{seen.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {total}"
+    yield "", f"{seen.samples_per_s:,.2f} sequences/s in total"
+    steps = f"{1e3 * seen.step_s:,.1f} ms, interquartile range {spread:.1f}%"
+    steps += f", over {counted(seen.steps, 'step')}"
     yield "step", steps + _precision(seen)
     yield from _split(seen, plan)
     yield from () if plan is None else _sharing(seen, plan)
@@ -73,22 +77,21 @@ def _lines(seen: Measurement, plan: Plan | None, row: TrialRow) -> Iterator[tupl
     yield from _memory(seen)
     yield from _cards(row)
     yield "loss", f"{seen.loss:.4f} after {seen.tokens:,} tokens"
-    yield (
-        "start-up",
-        f"{seen.startup_s:.1f} s to the end of the first step; {figure(row.gpu_s)} GPU-seconds in all",
-    )
+    yield "start-up", f"{seen.startup_s:.1f} s to the end of the first step"
+    yield "GPU time", f"{figure(row.gpu_s)} GPU-seconds, all attempts"
 
 
 def _precision(seen: Measurement) -> str:
     """Return the step time's relative error, and the reason why timing ended early."""
-    known = "" if seen.relative_error is None else f", known to {seen.relative_error:.2%}"
-    early = f"; {_ENDS[seen.ended]}, {seen.spared_steps} steps spared" if seen.ended in _ENDS else ""
+    known = "" if seen.relative_error is None else f", accurate to {seen.relative_error:.2%}"
+    skipped = f"{counted(seen.spared_steps, 'step')} skipped"
+    early = f"; {_ENDS[seen.ended]}, {skipped}" if seen.ended in _ENDS else ""
     return known + early
 
 
 _ENDS = {
     TimingEnd.PRECISE: "as precise as asked",
-    TimingEnd.FUTILE: "certainly slower than the best",
+    TimingEnd.FUTILE: "stopped: slower than the best",
     TimingEnd.ASKED: "ended on request",
 }
 
@@ -140,7 +143,8 @@ def _sharing(seen: Measurement, plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.pipeline > 1:
         waits = f"ranks wait {plan.bubble:.1%} of forward and backward at best"
         measured = "" if seen.bubble is None else f", {seen.bubble:.1%} as measured"
-        yield "pipeline", f"{plan.pipeline} stages, {plan.grad_accum} micro-batches a step: {waits}{measured}"
+        batches = "1 micro-batch" if plan.grad_accum == 1 else f"{plan.grad_accum} micro-batches"
+        yield "pipeline", f"{plan.pipeline} stages, {batches} a step: {waits}{measured}"
     if plan.tensor > 1:
         sent = size_text(seen.tensor_volume_bytes)
         yield "tensor", f"{plan.tensor} ranks share each matrix: each sends {sent} for that in a step"

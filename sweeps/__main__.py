@@ -20,7 +20,16 @@ from pathlib import Path
 
 from sweeps.errors import ConfigError, SweepError
 from sweeps.study.ledger import Ledger, exclusive
-from train_entry.contract import ContractError, Ranking, State, StudyDir, StudyRecord, Winner, read_document
+from train_entry.contract import (
+    ContractError,
+    Ranking,
+    State,
+    StudyDir,
+    StudyRecord,
+    Winner,
+    counted,
+    read_document,
+)
 from train_entry.contract.study.goal_text import goal_text
 
 OK, ERROR, BAD_INPUT = 0, 1, 2
@@ -58,7 +67,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sweeps", description="Studies on disk.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="which studies there are, and how far they came")
+    listing = commands.add_parser("list", help="list studies and their progress")
     listing.add_argument("studies_dir", nargs="?", default="studies", metavar="STUDIES_DIR")
     listing.set_defaults(run=_list)
     advise = commands.add_parser("advise", help="why a trial ran out of memory, and what to try next")
@@ -66,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     advise.add_argument("trial", metavar="TRIAL", type=int, help="the trial's number")
     advise.set_defaults(run=_advise)
     why = commands.add_parser(
-        "why", help="what a study knows of one configuration: its result, or why it has none"
+        "why", help="what a study knows about one configuration: its result, or why it has none"
     )
     why.add_argument("study_dir", metavar="STUDY_DIR")
-    why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides beside those of the study")
+    why.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides on top of the study's")
     why.set_defaults(run=_why)
     memory = commands.add_parser("memory", help="a model's memory by strategy and number of GPUs")
     memory.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as model=llama_13b")
@@ -78,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--memory-gib", metavar="GIB", type=float, help="the GPU's memory, if it differs from the data sheet"
     )
     memory.set_defaults(run=_memory)
-    probe = commands.add_parser("probe", help="ask a node of a Slurm cluster what it has, for dry_run=true")
+    probe = commands.add_parser("probe", help="ask a Slurm node for its hardware, before dry_run=true")
     probe.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as cluster.partition=gpu")
     probe.set_defaults(run=_probe)
     cancel = commands.add_parser(
@@ -177,7 +186,8 @@ def _cancel(options: argparse.Namespace) -> int:
         problems = cancel_attempts(running)
     if problems:
         raise SweepError("\n".join(problems))
-    print(f"ended {len(running)} running trials; the command that started the study resumes it")
+    cancelled = counted(len(running), "running trial")
+    print(f"cancelled {cancelled}; the command that started the study resumes it")
     return OK
 
 
@@ -188,7 +198,7 @@ def _replay(options: argparse.Namespace) -> int:
     directory = StudyDir(Path(options.study_dir).absolute())
     _study(directory)
     uri = options.uri or default_uri(directory.path.parent)
-    print(f"recorded {replay(directory, uri)} trials\n{ui_command(uri)}")
+    print(f"recorded {counted(replay(directory, uri), 'trial')}\n{ui_command(uri)}")
     return OK
 
 

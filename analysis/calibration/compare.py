@@ -21,6 +21,7 @@ from train_entry.contract import (
     MemoryKind,
     State,
     Trial,
+    counted,
     undrifted,
 )
 
@@ -154,9 +155,8 @@ def off_line(study: Study) -> list[str]:
     if memory is None:
         return []
     parts = [f"{size(memory.median)} (memory)", *([f"{size(step.median)} (step time)"] if step else [])]
-    trials = "1 trial" if len(pairs) == 1 else f"{len(pairs)} trials"
-    off = f"estimates were off by {' and '.join(parts)} in the median of {trials}"
-    return [f"{off}: python -m analysis calibration {study.directory.path}"]
+    off = f"median error of the estimates over {counted(len(pairs), 'trial')}: {', '.join(parts)}"
+    return [f"{off}; details: python -m analysis calibration {study.directory.path}"]
 
 
 def _pairs(study: Study) -> Iterable[Pair]:

@@ -30,7 +30,7 @@ from analysis.load import Study
 from analysis.row import came_from
 from analysis.terminal import console_on, plain_table, print_whole
 from analysis.text import cell_text, figure, raw, signed, stacked
-from train_entry.contract import GIB, Fit, Measurement, Origin, Scalar, Trial, short, write_atomic
+from train_entry.contract import GIB, Fit, Measurement, Origin, Scalar, Trial, counted, short, write_atomic
 from train_entry.contract.study.goal_text import goal_words
 
 MS = 1e-3
@@ -139,7 +139,7 @@ def _trials_caption(calibration: Calibration) -> Iterator[str]:
     yield "error: estimated / measured - 1; above 0, the estimate was too high"
     yield "learned from: number of finished trials that corrected the estimate; 0: formulas alone"
     if calibration.on_host:
-        yield "RSS: resident memory of the fullest rank's process, as the study ran without a GPU"
+        yield "RSS: resident memory of the fullest rank's process, since the study ran without a GPU"
     if any(pair.shared for pair in calibration.pairs):
         yield "*: another trial ran on the same node at the same time; such times are not compared"
 
@@ -187,7 +187,7 @@ def _gate(gate: Gate) -> Iterator[str]:
     if gate.refused:
         doubtful = sum(trial.estimate.fit is Fit.BORDERLINE for trial in gate.refused if trial.estimate)
         perhaps = f" ({doubtful} of them borderline)" if doubtful else ""
-        yield f"not launched: {_plans(len(gate.refused))} that cannot fit, by the estimate{perhaps}"
+        yield f"not launched: {counted(len(gate.refused), 'plan')} estimated not to fit{perhaps}"
         known = ", ".join(f"{refused:04d} (measured as {seen:04d})" for refused, seen in gate.refuted)
         yield f"refused but known to fit: {known or 'none'}"
     if gate.ran_out:
@@ -209,10 +209,6 @@ def _fates(trials: Sequence[Trial]) -> str:
 
 def _numbers(trials: Sequence[Trial]) -> str:
     return ", ".join(f"{trial.number:04d}" for trial in trials)
-
-
-def _plans(count: int) -> str:
-    return "1 plan" if count == 1 else f"{count} plans"
 
 
 def _scatters(calibration: Calibration) -> tuple[Scatter, ...]:

@@ -27,6 +27,7 @@ from train_entry.contract import (
     StudyDir,
     StudyRecord,
     Trial,
+    counted,
     gib,
     read_lines,
 )
@@ -77,7 +78,8 @@ def _failed(directory: StudyDir, trial: Trial, failure: Failure) -> Iterator[str
     steps = len(list(read_lines(attempt.metrics, StepMetrics)))
     where = [] if failure.rank is None else [f"rank {failure.rank}"]
     where += [] if failure.phase is None else [f"in phase {failure.phase}"]
-    yield f"where:    {', '.join([*where, f'after {steps} steps'])}"
+    where.append(f"after {counted(steps, 'step')}")
+    yield f"where:    {', '.join(where)}"
     if failure.kind not in MEMORY:
         yield f"it did not run out of memory; docs/failures.md, at `{failure.kind}`, says what to do"
 
@@ -131,7 +133,7 @@ def _grounds(record: StudyRecord, trials: Sequence[Trial], trial: Trial) -> tupl
 
 
 def _stored(directory: StudyDir, trial: Trial, why: str) -> Iterator[str]:
-    yield f"note:     advice cannot be judged anew: {why}"
+    yield f"note:     stored advice, since it cannot be recomputed: {why}"
     if trial.advice is None:
         yield "next:     no advice is on record"
     else:

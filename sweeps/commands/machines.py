@@ -104,14 +104,15 @@ def study_machine(record: StudyRecord, trials: Iterable[Trial], config: SweepCon
     size_bytes = _seen_bytes(known)
     if size_bytes is None and _memory_gib(device) is None:
         raise ConfigError(
-            f"study {record.name} ran on {device}, whose memory is unknown here; run this there"
+            f"study {record.name} ran on {device}, whose memory is unknown here; "
+            "run this command where the study ran"
         )
     gpu = named_gpu(device, size_bytes / GIB if size_bytes else None)
     require_memory_limits(cluster, gate, (gpu,))
     per_node = cluster.gpus_per_node or math.ceil(ranks / cluster.nodes)
     return (
         machine_with(gpu, per_node, cluster.nodes, cluster.nvme_path),
-        f"judged for {device}, {gib(gpu.memory_bytes)} GiB, where the study ran",
+        f"estimated for {device}, {gib(gpu.memory_bytes)} GiB, where the study ran",
     )
 
 

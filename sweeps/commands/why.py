@@ -104,7 +104,7 @@ def why_lines(directory: StudyDir, record: StudyRecord, overrides: Sequence[str]
     planned = Planner(composer, record.model, machine, record.name).plan({})
     asked = " ".join(map(shlex.quote, overrides)) or "as the study stands"
     if isinstance(planned.plan, Rejection):
-        yield f"{asked}: rejected, it makes no legal plan"
+        yield f"{asked}: rejected: it makes no legal plan"
         yield from _rejected(planned.plan)
         return
     room, hardware = room_of(config.cluster, config.gate, machine), hardware_for(machine)
@@ -222,19 +222,19 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
     ranked = case.measured()
     place = next((at for at, (_, one) in enumerate(ranked) if one is trial), None)
     if trial.is_single_gpu:
-        yield "rank:      none: a single-GPU baseline, on other ranks than the study asks"
+        yield "place:     none: a single-GPU baseline, which cannot win"
     elif place is None:
-        yield f"rank:      none: its {goal_words(case.goal)} is not a finite number"
+        yield f"place:     none: its {goal_words(case.goal)} is not a finite number"
     elif place == 0:
-        yield f"rank:      1 of {len(ranked)} measured: the best"
+        yield f"place:     1 of {len(ranked)} measured: the best"
     else:
         (value, _), (best, winner) = ranked[place], ranked[0]
         yield (
-            f"rank:      {place + 1} of {len(ranked)} measured: {case.behind(value, best)} the best, "
+            f"place:     {place + 1} of {len(ranked)} measured: {case.behind(value, best)} the best, "
             f"{_name(winner)} ({case.said(best)})"
         )
     if trial.is_shared:
-        yield "beware:    another trial ran on the same node meanwhile; it may be faster alone"
+        yield "note:      another trial ran on the same node at the same time; this trial may be faster alone"
     if trial.estimate:
         yield f"estimate:  {_figures(case, trial.estimate)}, made before it ran"
 
@@ -242,6 +242,8 @@ def _measured(case: Case, trial: Trial, seen: Measurement) -> Iterator[str]:
 def _failed(case: Case, plan: Plan, trial: Trial, failure: Failure) -> Iterator[str]:
     if trial.is_refused:
         yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind.explanation}"
+        if trial.estimate is None or not trial.estimate.why:
+            yield f"message:   {failure.message}"
     else:
         yield f"answer:    {_name(trial)} is {trial.state}: {failure.kind}: {failure.kind.explanation}"
         yield f"message:   {failure.message}"
@@ -264,7 +266,7 @@ def _now(case: Case, plan: Plan, trial: Trial) -> Iterator[str]:
     if trial.is_refused and is_of_the_gate and (now.fit is not Fit.TOO_LARGE or not case.gate.enabled):
         said = " ".join(["the study's next start", *(["with"] if case.margin else []), *case.margin])
         is_counted = case.gate.enabled and now.fit is Fit.BORDERLINE
-        yield f"next:      {said} launches it{', if gate.borderline has one left' * is_counted}"
+        yield f"next:      {said} launches it{', unless gate.borderline is used up' * is_counted}"
 
 
 def _need(estimate: Estimate) -> str:
@@ -287,7 +289,7 @@ def _untried(case: Case, plan: Plan) -> Iterator[str]:
         yield "answer:    dominated: not tried, and not expected to win"
         yield from (f"because:   {reason}" for reason in reasons)
     else:
-        yield "answer:    untried"
+        yield "answer:    not tried yet"
     yield from _expected(case, plan)
     yield _command(case)
 
@@ -311,8 +313,8 @@ def _dominated(case: Case, plan: Plan) -> Iterator[str]:
     if beyond:
         least, trial = min(beyond, key=lambda each: each[0].needed_bytes)
         yield (
-            f"it needs {gib(estimate.needed_bytes)} GiB, {_name(trial)} needs {gib(least.needed_bytes)} "
-            f"GiB (both estimated), and ran out of memory"
+            f"it needs {gib(estimate.needed_bytes)} GiB; {_name(trial)} needs only "
+            f"{gib(least.needed_bytes)} GiB and ran out of memory (both estimated)"
         )
     ranked = case.measured()
     value = case.value(estimate)
@@ -330,7 +332,7 @@ def _ran_out(trial: Trial) -> bool:
 
 def _expected(case: Case, plan: Plan) -> Iterator[str]:
     learned = case.expectation.learned
-    yield f"cold:      {_figures(case, case.expectation.cold.estimate(plan))}"
+    yield f"formulas:  {_figures(case, case.expectation.cold.estimate(plan))}"
     estimate = learned.estimate(plan)
     if learned.observations:
         yield f"learned:   {_figures(case, estimate)}"

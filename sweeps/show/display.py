@@ -27,6 +27,7 @@ from train_entry.contract import (
     State,
     StudyRecord,
     Trial,
+    counted,
     gib,
     short,
 )
@@ -34,7 +35,7 @@ from train_entry.contract.study.goal_text import goal_text
 
 SHOWN_TRIALS = 15
 SHOWN_REFUSED = 2  # most refused plans of one update that get a line each in a log
-WAITING = "waits to begin"
+WAITING = "waiting to start"
 LONG_WAIT_S = 10.0  # the end of a wait this long is worth a line in a log
 _LINES_BESIDE_TRIALS = 5  # header, rule, a blank line and the status below, the cursor
 _NONE_YET = Goal(name="tokens_per_s_per_gpu")  # until a display is started
@@ -133,7 +134,8 @@ class PlainDisplay:
         self._states.update((trial.number, trial.state) for trial in changed)
         earlier = [trial for trial in changed if self._is_history(trial)]
         if earlier:
-            self.message(f"resumed: {len(earlier)} trials had ended before; {_best_so_far(ranking)}")
+            ended = counted(len(earlier), "trial")
+            self.message(f"resumed: {ended} had already ended; {_best_so_far(ranking)}")
         new = [trial for trial in changed if trial not in earlier]
         refused = [trial for trial in new if _is_refused(trial)]
         if len(refused) > SHOWN_REFUSED:
@@ -150,7 +152,7 @@ class PlainDisplay:
         for trial in trials:
             since_s = self._waiting.get(trial.number, now_s)
             if trial.number not in waiting and now_s - since_s >= LONG_WAIT_S and _is_under_way(trial):
-                self.message(f"trial {trial.number:04d} begins after a wait of {_duration(now_s - since_s)}")
+                self.message(f"trial {trial.number:04d} started after waiting {_duration(now_s - since_s)}")
         self._waiting = {number: self._waiting.get(number, now_s) for number in waiting}
 
     def message(self, text: str) -> None:
@@ -219,7 +221,7 @@ def _live_table(trials: Sequence[Trial], progress: StudyProgress, best: Trial | 
 def _live_state(trial: Trial, reached: tuple[Phase, int, int] | None) -> str:
     if reached is not None and _is_under_way(trial):
         phase, step, of_steps = reached
-        word = "again" if _is_repeated(trial) else "running"
+        word = "repeat" if _is_repeated(trial) else "running"
         return f"{word} {phase}" if phase.is_startup else f"{word} {phase} {step}/{of_steps}"
     return _state(trial)
 
@@ -281,15 +283,16 @@ def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
     """Return the state of a trial and its result, in one line."""
     state, outcome = _state(trial), trial.outcome
     if _is_refused(trial):
-        return f"not launched, cannot fit: {_why(trial)} (estimated)"
+        return f"not launched, estimated not to fit: {_why(trial)}"
     if isinstance(outcome, Failure):
-        advice = f"; next try {_changes(trial.advice)}" if trial.advice else ""
+        advice = f"; try next: {_changes(trial.advice)}" if trial.advice else ""
         return f"{state}: {outcome.message}{advice}"
     if isinstance(outcome, Measurement):
         speed, memory, loss = _figures(trial)
         value = None if goal.name in _SHOWN_ANYWAY else goal.value(outcome)
         sought = "" if value is None else f", {goal_text(goal, value)}"
-        why = f": cannot win, {outcome.spared_steps} steps spared" if trial.state is State.STOPPED else ""
+        skipped = f": slower than the best, {counted(outcome.spared_steps, 'step')} skipped"
+        why = skipped if trial.state is State.STOPPED else ""
         numbers = f"{speed} tokens/s/GPU, {memory}, loss {loss}{sought}"
         return f"{state} {numbers}{why}{' (best)' if is_best else ''}"
     return f"{state}: {'; '.join(reason.text for reason in trial.reasons)}" if trial.reasons else state
@@ -298,14 +301,14 @@ def _event(trial: Trial, goal: Goal, is_best: bool) -> str:
 def _refusals(trials: Sequence[Trial]) -> str:
     """Sum up many plans that were not launched, in one line."""
     first = trials[0]
-    such_as = f"such as trial {first.number:04d} {_knobs(first)}: {_why(first)}"
-    return f"not launched: {len(trials)} plans that cannot fit, estimated; {such_as}"
+    example = f"trial {first.number:04d} {_knobs(first)}: {_why(first)}"
+    return f"not launched: {counted(len(trials), 'plan')} estimated not to fit, for example {example}"
 
 
 def _why(trial: Trial) -> str:
     """Return which memory is too small, with numbers."""
     message = trial.outcome.message if isinstance(trial.outcome, Failure) else ""
-    return trial.estimate.why if trial.estimate else message
+    return (trial.estimate.why if trial.estimate else "") or message.removeprefix("not launched: ")
 
 
 def _changes(advice: Advice) -> str:
@@ -333,9 +336,9 @@ def _from(trial: Trial) -> str:
 
 
 def _headline(study: StudyRecord) -> str:
-    over = f" over {', '.join(study.dimensions)}" if study.dimensions else ""
+    knobs = f"; knobs: {', '.join(study.dimensions)}" if study.dimensions else ""
     sought = ", then ".join(goal.name for goal in study.goals)
-    return f"study {study.name}: {sought} of {study.model.name}{over}"
+    return f"study {study.name}: {study.model.name}, by {sought}{knobs}"
 
 
 def _duration(seconds: float) -> str:

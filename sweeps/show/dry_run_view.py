@@ -88,7 +88,7 @@ def _how(listing: Listing) -> Iterator[str]:
     if listing.basis:
         yield f"estimates: {listing.basis}"
     counts = (f"{listing.count(fit):,} {FIT_WORDS[fit]}" for fit in Fit if listing.count(fit))
-    yield f"{', '.join(counts)}; memory is that of the fullest rank in its worst phase"
+    yield f"{', '.join(counts)}; memory: the fullest rank, at its peak"
 
 
 def _table(listing: Listing) -> Iterator[str]:

@@ -55,7 +55,7 @@ def shortfall(estimate: Estimate) -> str:
     parts = estimate.why.split("; ") if estimate.why else []
     over_bytes = estimate.needed_bytes - estimate.limit_bytes
     if over_bytes > 0 and parts:  # the gate names the device's memory first
-        parts[0] = f"{gib(over_bytes)} GiB too much ({estimate.phase})"
+        parts[0] = f"{gib(over_bytes)} GiB over the limit ({estimate.phase})"
     return "; ".join(parts)
 
 
@@ -76,9 +76,9 @@ def _learned(observations: int) -> str:
 
 def _card(hardware: Hardware) -> str:
     if hardware.is_cpu:
-        return "CPU: figures of a typical core"
+        return "CPU: typical figures per core"
     if hardware.is_known:
-        return f"{hardware.name}: its data sheet"
+        return f"{hardware.name}: figures from its data sheet"
     return f"{hardware.name} is not known here: figures of a similar GPU"
 
 
@@ -86,9 +86,9 @@ def _limit(room: Room) -> str:
     if room.is_host:
         if room.host_bytes is None:
             return "no limit: the host's memory is not known"
-        return f"limit {gib(room.host_bytes)} GiB a node, the host's memory, which its ranks share"
-    limit = f"limit {gib(room.device_bytes - room.headroom_bytes)} GiB a rank, {room.what}"
-    return f"{limit}, CUDA's context {'counted' if room.counts_context else 'not counted'}"
+        return f"limit {gib(room.host_bytes)} GiB per node, the host memory that its ranks share"
+    limit = f"limit {gib(room.device_bytes - room.headroom_bytes)} GiB per rank ({room.what})"
+    return f"{limit}, {'including' if room.counts_context else 'excluding'} CUDA's context"
 
 
 def _margin(gate: GateConfig) -> str:

@@ -34,9 +34,9 @@ class StopReason(StrEnum):
     HOURS = "limits.hours is reached"
     GPU_HOURS = "limits.gpu_hours is reached"
     COST = "limits.cost is reached"
-    FAILURES = "limits.failures is reached: so many trials in a row failed alike"
-    PATIENCE = "limits.patience is reached: so many trials in a row brought no improvement"
-    NO_BETTER = "no remaining configuration is expected to be better by limits.improvement"
+    FAILURES = "limits.failures is reached: that many trials in a row failed in the same way"
+    PATIENCE = "limits.patience is reached: that many trials in a row did not improve the best"
+    NO_BETTER = "no remaining configuration is expected to beat the best by limits.improvement"
     UNPRODUCTIVE = "hundreds of proposals in a row led to no launch"
     INTERRUPTED = "interrupted"
 

@@ -37,6 +37,7 @@ from train_entry.contract import (
     State,
     StudyRecord,
     Trial,
+    counted,
     dump,
     write_atomic,
 )
@@ -179,7 +180,7 @@ class StudyLoop:
 
     def _interrupt(self) -> StopReason:
         fate = "cancelled" if self.cancel_on_interrupt else "left running"
-        self._journal.say(f"interrupted: {len(self._jobs.running)} running trials are {fate}")
+        self._journal.say(f"interrupted: {counted(len(self._jobs.running), 'running trial')} {fate}")
         if self.cancel_on_interrupt:
             over, problems = self._jobs.cancel_all()
             for problem in problems:
@@ -194,7 +195,7 @@ class StudyLoop:
         if self.pruning is None:
             return
         for number in self.pruning.look(self._jobs.running, self.proposer.open_proposals):
-            self._journal.say(f"trial {number:04d} falls behind and is asked to end")
+            self._journal.say(f"trial {number:04d} is pruned: its loss is behind")
 
     def _limit_reached(self) -> StopReason | None:
         """Return why no trial is proposed any more. What the confirmation will take is kept in reserve."""
@@ -207,7 +208,8 @@ class StudyLoop:
             alike = failures_in_a_row(trials, self._started_at)
             assert isinstance(alike[0].outcome, Failure)
             last = f"{alike[0].outcome.kind}: {alike[0].outcome.message}"
-            self._journal.say_once("failures", f"{len(alike)} trials in a row failed alike: {last}")
+            text = f"{counted(len(alike), 'trial')} in a row failed in the same way: {last}"
+            self._journal.say_once("failures", text)
         return reason
 
     def _is_spent(self) -> bool:
@@ -233,7 +235,7 @@ class StudyLoop:
         slots = self.cluster.reserve(trial.plan.ranks)
         if slots is None:
             if not self._jobs.running:
-                text = f"waiting for {trial.plan.ranks} free slots; another study holds them"
+                text = f"waiting for {counted(trial.plan.ranks, 'free slot')}; another study holds them"
                 self._journal.say_once("waiting", text)
             return False
         beside = self._jobs.beside(slots)
@@ -262,7 +264,7 @@ class StudyLoop:
         if step.purpose is Purpose.CONFIRM:
             self._journal.say(f"confirming {name}, round {step.round}")
         elif step.kind is AttemptKind.CHECK:
-            self._journal.say(f"{name} is trained longer, to compare its loss")
+            self._journal.say(f"checking {name}: a longer run, to compare its loss")
 
     def _mark_shared(self, number: int) -> None:
         trial = self.ledger[number]

@@ -74,7 +74,7 @@ class Results:
         assert outcome is not None, "collect() fills it in"
         self._compare_cards(trial.number, outcome)
         if ending.is_cancelled and isinstance(outcome, Failure):  # a job that finished first still counts
-            outcome = Failure(kind=FailureKind.CANCELLED, message="cancelled on request")
+            outcome = Failure(kind=FailureKind.CANCELLED, message="ended on request")
         return dataclasses.replace(
             attempt,
             outcome=outcome,

@@ -125,13 +125,13 @@ def test_the_line_leaves_out_what_there_was_none_of() -> None:
     some = an_account(failed_s=396.0, confirmation_s=1080.0, gate_s=1440.0, reuse_s=360.0, early_s=2160.0)
     assert account_line(some) == (
         "GPU-hours: 1.24 spent (0.11 on failures, 0.3 on confirmation); "
-        "spared: 0.4 by the gate, 0.1 by reuse, 0.6 by early ends"
+        "saved: 0.4 on plans not launched, 0.1 by reuse, 0.6 by ending trials early"
     )
 
 
 def test_money_is_counted_where_a_price_is_known(built: StudyBuilder) -> None:
     assert account_line(an_account(gate_s=3600.0, price_per_gpu_hour=3.0)).endswith(
-        "; cost: 3.72 spent, 3.00 spared"
+        "; cost: 3.72 spent, 3.00 saved"
     )
     built.seeks(Goal(name="tokens_per_s", price_per_gpu_hour=2.5))
     assert found(built).price_per_gpu_hour == 2.5

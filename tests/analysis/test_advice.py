@@ -33,7 +33,7 @@ def test_the_table_says_what_to_try_after_a_trial_that_ran_out_of_memory(built: 
     built.out_of_memory(4, "micro_batch=8", then="activation_checkpointing=full")
     assert advised(built) == [
         "after trial 0004 (gpu_oom), try activation_checkpointing=full: 3 GiB less",
-        f"its cost and its command: python -m sweeps advise {built.directory.path} TRIAL",
+        f"what it costs and how to run it: python -m sweeps advise {built.directory.path} TRIAL",
     ]
 
 

@@ -60,7 +60,7 @@ def test_a_confirmed_winner_has_intervals(built: StudyBuilder) -> None:
         "trial 0003 (zero2) (95% interval: 1.21 to 1.25)",
         "confirmed: trial 0007 reaches 41,230 tokens/s/GPU "
         "(mean of 3 repeats; 95% interval: 41,100 to 41,360)",
-        "noise: runs of one configuration in fresh processes vary by 0.31% (std. deviation)",
+        "noise: repeats of one configuration vary by 0.31% (standard deviation)",
     ]
 
 
@@ -76,7 +76,7 @@ def test_trials_that_cannot_be_told_apart_are_named(built: StudyBuilder) -> None
     for number in (4, 7, 9):
         built.measured(number)
     built.confirmed((4, 510.0), (7, 500.0), (9, 490.0), trial=7, tied=(4,))
-    line = "tied with trial 0004 within the error of measurement: the one that needs less memory won"
+    line = "tied with trial 0004 within measurement error; the winner needs less memory"
     assert line in said(built)
 
 

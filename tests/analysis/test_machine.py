@@ -45,8 +45,8 @@ def test_drift_that_lasts_says_since_when_and_how_it_was_seen(built: StudyBuilde
         built.measured(number, trial={"closed_at": closed_at})
     built.trial(14, State.RUNNING)
     assert said(built) == [
-        "drift: the machine was 3.1% slower from trial 0012 on (seen by repeating trial 0001); "
-        "the ranking is corrected"
+        "drift: the machine was 3.1% slower from trial 0012 on (measured by repeats of trial 0001); "
+        "the ranking is corrected for it"
     ]
 
 
@@ -54,7 +54,7 @@ def test_drift_that_passed_says_for_which_trials_and_in_what_range(built: StudyB
     built.measured(1, trial=measured_again({2.0: 0.99, 3.0: 1.02, 4.0: 1.0}))
     for number in (2, 3, 4):
         built.measured(number, trial={"closed_at": float(number)})
-    by = "(seen by repeating trial 0001); the ranking is corrected"
+    by = "(measured by repeats of trial 0001); the ranking is corrected for it"
     assert said(built) == [f"drift: the machine was 1.0% slower to 2.0% faster for trials 0002 to 0003 {by}"]
     built.measured(3, trial={"closed_at": 4.0})
     assert said(built) == [f"drift: the machine was 1.0% slower for trial 0002 {by}"]

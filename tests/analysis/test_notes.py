@@ -20,7 +20,7 @@ def below(built: StudyBuilder, *, everything: bool = False) -> list[str]:
 def test_plans_that_were_not_launched_are_told_with_what_they_need(built: StudyBuilder) -> None:
     built.refused(1)
     assert below(built) == [
-        "not launched: 1 plan that cannot fit, by the estimate",
+        "not launched: 1 plan estimated not to fit",
         "  GPU memory: trial 0001 (zero2): needs 50.00 GiB (first_step) of 40.00 GiB, H100",
     ]
 
@@ -30,7 +30,7 @@ def test_dozens_of_them_are_grouped_and_those_that_nearly_fit_stand_for_all(buil
         built.refused(number, too_large(needed_gib=90 - number))
     built.refused(24, an_estimate(fit=Fit.TOO_LARGE, why="needs 200.00 GiB", host_bytes=200 * GIB))
     lines = below(built)
-    assert lines[0] == "not launched: 25 plans that cannot fit, by the estimate"
+    assert lines[0] == "not launched: 25 plans estimated not to fit"
     shown = [line.split()[3] for line in lines[1:-2]]
     assert shown == ["0023", "0022", "0021"]  # 67, 68 and 69 GiB
     assert lines[-2:] == [
@@ -55,5 +55,5 @@ def test_a_study_ends_by_saying_how_far_estimates_were_off(built: StudyBuilder) 
     built.estimated(1, an_estimate(), peak_bytes=3 * GIB, step_s=0.3)  # 10% too high, and right
     # 50% too low, 8.4% too high
     built.estimated(2, an_estimate(), peak_bytes=66 * GIB // 10, step_s=0.3 / 1.084)
-    off = "estimates were off by 30% (memory) and 4.2% (step time) in the median of 2 trials"
+    off = "median error of the estimates over 2 trials: 30% (memory), 4.2% (step time); details"
     assert f"{off}: python -m analysis calibration {built.directory.path}" in below(built)

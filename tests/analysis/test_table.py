@@ -137,7 +137,7 @@ def test_the_caption_says_what_the_loss_is_compared_at_and_counts_states(built: 
     built.rejected(1, "no")
     built.measured(2, tokens=9000)
     text = shown(built)
-    assert "loss: mean of the last 5 steps until 8,000 tokens" in text
+    assert "loss: mean of the last 5 steps up to 8,000 tokens" in text
     assert "trials: 2 measured, 1 rejected" in text
     assert "GPU-hours: 0.011 spent" in text
     assert "±: interquartile range" in text
@@ -343,7 +343,7 @@ def test_a_loss_that_lags_by_deepspeeds_doing_is_said_to(built: StudyBuilder) ->
     built.measured(1)
     built.measured(2, plan=a_plan(zero={"stage": 0}))
     text = shown(built)
-    assert "the loss of trial 0002 (zero0) lags: DeepSpeed without ZeRO makes the first update" in text
+    assert "the loss of trial 0002 (zero0) is behind: in bf16 without ZeRO, DeepSpeed's first update" in text
 
 
 def test_without_another_to_compare_with_it_is_not(built: StudyBuilder) -> None:

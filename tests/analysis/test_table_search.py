@@ -134,9 +134,7 @@ def test_a_single_gpu_baseline_stands_behind_those_measured_and_cannot_win(built
     ]
     assert [row.style for row in drawn(built).rows] == ["bold green", "dim"]
     assert "best configuration, trial 0002: python sweep.py strategy=zero2 micro_batch=4" in shown(built)
-    assert "single-GPU baseline: ran on fewer ranks to show how plans scale; it cannot win" in "\n".join(
-        shown(built)
-    )
+    assert "single-GPU baseline: measures scaling; it cannot win" in "\n".join(shown(built))
 
 
 # ---------------------------------------------------------------- how trials were timed
@@ -147,7 +145,7 @@ def test_a_trial_on_different_cards_says_so(built: StudyBuilder) -> None:
         a_rank_measurement(rank=rank, device_name=name) for rank, name in enumerate(("A100", "H100"))
     )
     built.measured(1, state=State.SUSPECT, ranks=cards)
-    assert cells(built, "state") == ["suspect mixed_cards"]
+    assert cells(built, "state") == ["suspect mixed GPUs"]
 
 
 def test_a_suspect_trial_says_which_limit_slowed_its_cards(built: StudyBuilder) -> None:

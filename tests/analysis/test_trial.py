@@ -171,8 +171,8 @@ def alone(row_changes: dict[str, Any] | None = None, **seen: Any) -> str:
 
 def test_an_early_end_of_timing_says_why_and_what_it_spared() -> None:
     text = alone(ended=TimingEnd.PRECISE, spared_steps=12, relative_error=0.0042)
-    assert "over 10 steps, known to 0.42%; as precise as asked, 12 steps spared" in text
-    assert "certainly slower than the best, 9 steps spared" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
+    assert "over 10 steps, accurate to 0.42%; as precise as asked, 12 steps skipped" in text
+    assert "stopped: slower than the best, 9 steps skipped" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
     assert "quartiles 2.0% apart, over 10 steps\n" in alone()
 
 
@@ -188,7 +188,7 @@ def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
 
 def test_a_trial_of_the_baselines_says_so() -> None:
     baseline = {"origin": Origin.BASELINE, "baseline": "zero2 x4"}
-    assert alone(baseline).startswith("trial 1, zero2: measured (baseline)\n")
+    assert alone(baseline).startswith("trial 0001 (zero2): measured (baseline)\n")
 
 
 def test_a_trial_of_a_scheduler_says_where_its_time_went() -> None:

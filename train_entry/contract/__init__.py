@@ -46,7 +46,7 @@ from train_entry.contract.job.spec import (
 from train_entry.contract.job.volume import tensor_volume_bytes
 from train_entry.contract.shared.codec import ContractError, dump, load
 from train_entry.contract.shared.files import append_line, read_document, read_lines, write_atomic
-from train_entry.contract.shared.text import GIB, KIB, MIB, digits, gib, short, size_text, typed
+from train_entry.contract.shared.text import GIB, KIB, MIB, counted, digits, gib, short, size_text, typed
 from train_entry.contract.shared.words import (
     AttemptKind,
     Attention,

@@ -65,7 +65,7 @@ def test_the_lines_below_judge_the_order_and_the_gate(report: list[str]) -> None
     assert report[-8:-1] == [
         f"order: rank correlation -1.00 {of}",
         "fastest: trial 0005, place 8 of 8 by the estimates: not among the first 5",
-        "not launched: 2 plans that cannot fit, by the estimate (1 of them borderline)",
+        "not launched: 2 plans estimated not to fit (1 of them borderline)",
         "refused but known to fit: 0008 (measured as 0009)",
         "ran out of memory: trial 0007; of these estimated to fit: 0007",
         "borderline, launched to learn: fitted: 0006",
@@ -80,7 +80,7 @@ def test_memory_of_a_run_without_gpu_is_called_resident(
     main(["calibration", str(built.directory.path)])
     text = capsys.readouterr().out
     assert "RSS GiB" in text
-    assert "RSS: resident memory of the fullest rank's process, as the study ran without a GPU" in text
+    assert "RSS: resident memory of the fullest rank's process, since the study ran without a GPU" in text
     assert "resident memory, GiB" in (built.directory.path / "calibration.html").read_text()
 
 

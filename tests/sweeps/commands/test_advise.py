@@ -118,7 +118,9 @@ def test_where_the_study_cannot_be_composed_any_more_the_stored_advice_counts(
     overrides = (*made.trials[0].overrides, "model=a_file_that_is_gone")
     made.amend(1, overrides=overrides)
     said = advise(made, 1)
-    assert said["note"].startswith("advice cannot be judged anew: model=a_file_that_is_gone: no such choice")
+    assert said["note"].startswith(
+        "stored advice, since it cannot be recomputed: model=a_file_that_is_gone: no such choice"
+    )
     assert said["next"] == "activation_checkpointing=full"
 
 

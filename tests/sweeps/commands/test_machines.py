@@ -39,10 +39,12 @@ def test_nodes_of_a_scheduler_are_as_many_as_the_study_asked_for(
     machine, note = study_machine(record, [measured()], on_slurm(**keys))
     assert (machine.nodes, machine.ranks_per_node, machine.capacity) == (keys["nodes"], per_node, 16)
     assert {gpu.name for gpu in machine.gpus} == {H200}
-    assert note == "judged for NVIDIA H200, 140.00 GiB, where the study ran"
+    assert note == "estimated for NVIDIA H200, 140.00 GiB, where the study ran"
 
 
 def test_a_card_that_nobody_knows_is_asked_for_where_it_is(record: StudyRecord) -> None:
     unknown = dataclasses.replace(record, versions={"device": "Card of Tomorrow"})
-    with pytest.raises(ConfigError, match="whose memory is unknown here; run this there"):
+    with pytest.raises(
+        ConfigError, match="whose memory is unknown here; run this command where the study ran"
+    ):
         study_machine(unknown, [], on_slurm(nodes=2))

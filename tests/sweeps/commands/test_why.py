@@ -94,19 +94,19 @@ def test_a_measured_configuration_has_its_rank_and_its_distance(
     said = why(study(SPEEDS, *FOUR), "strategy=zero1", "micro_batch=1")
     assert said["strategy=zero1 micro_batch=1"] == "zero1 on 2 ranks, micro_batch=1, accumulation 8"
     assert said["answer"].startswith("measured as trial 0003: 150 tokens/s, ")
-    assert said["rank"] == "2 of 3 measured: 25.0% below the best, trial 0002 (200 tokens/s)"
+    assert said["place"] == "2 of 3 measured: 25.0% below the best, trial 0002 (200 tokens/s)"
 
 
 def test_a_time_is_above_that_of_the_best(study: Callable[..., Bench], why: Why) -> None:
     goal = Goal(name="time_to_tokens", tokens=360_000.0)
     said = why(study(SPEEDS, *FOUR, goals=(goal,)), "strategy=zero1", "micro_batch=1")
     assert said["answer"].startswith("measured as trial 0003: 40.0 min, ")
-    assert said["rank"] == "2 of 3 measured: 33.3% above the best, trial 0002 (30.0 min)"
+    assert said["place"] == "2 of 3 measured: 33.3% above the best, trial 0002 (30.0 min)"
 
 
 def test_the_best_is_named_so(study: Callable[..., Bench], why: Why) -> None:
     said = why(study(SPEEDS, *FOUR), "strategy=ddp", "micro_batch=2")
-    assert said["rank"] == "1 of 3 measured: the best"
+    assert said["place"] == "1 of 3 measured: the best"
 
 
 def test_a_plan_that_ran_out_of_memory_is_infeasible_in_bytes(study: Callable[..., Bench], why: Why) -> None:
@@ -154,7 +154,7 @@ def test_what_was_refused_and_would_be_today_shows_the_estimate_of_then_alone(
 def test_another_margin_may_be_asked_for(study: Callable[..., Bench], why: Why) -> None:
     made = study(SPEEDS, *FOUR)
     said = why(made, "strategy=ddp", "micro_batch=2", "gate.quantile=0.7")
-    assert said["rank"] == "1 of 3 measured: the best"
+    assert said["place"] == "1 of 3 measured: the best"
     assert said["now"].startswith("fits: peak ")
     assert said["estimates"].endswith("a safety margin that suffices in 70% of cases")
     said = why(refused(made), "strategy=zero1", "micro_batch=2", "gate.quantile=0.6")
@@ -163,7 +163,7 @@ def test_another_margin_may_be_asked_for(study: Callable[..., Bench], why: Why) 
 
 def test_a_rejected_one_names_every_rule(study: Callable[..., Bench], why: Why) -> None:
     said = why(study(SPEEDS, *FOUR), "micro_batch=3")
-    assert said["micro_batch=3"] == "rejected, it makes no legal plan"
+    assert said["micro_batch=3"] == "rejected: it makes no legal plan"
     assert said["rule"].startswith("batches_divide: global_batch=16 is not a multiple of micro_batch=3")
     assert said["source"].startswith("deepspeed/")
 
@@ -188,14 +188,14 @@ def test_one_that_runs_has_no_result_yet_but_an_estimate(study: Callable[..., Be
     made.amend(3, attempts=(an_attempt(),))
     said = why(made, "strategy=zero1", "micro_batch=1")
     assert said["answer"] == "trial 0003 is running: no result yet"
-    assert said["cold"].startswith("fits, ")
+    assert said["formulas"].startswith("fits, ")
 
 
 def test_an_untried_one_is_predicted_before_and_after_learning(study: Callable[..., Bench], why: Why) -> None:
     made = study({"*": [measured(1.0)]}, *FOUR)
     said = why(made, "strategy=zero2", "micro_batch=1")
-    assert said["answer"] == "untried"
-    assert said["cold"] != said["learned"]
+    assert said["answer"] == "not tried yet"
+    assert said["formulas"] != said["learned"]
     assert said["estimates"].startswith("learned from 4 trials; CPU")
     assert said["try it"].endswith(
         f"ranks=2 strategy=zero2 micro_batch=1 study=mine studies_dir={made.directory.path.parent}"
@@ -208,7 +208,7 @@ def test_an_untried_one_that_needs_more_than_what_ran_out_is_dominated(
     said = why(study({"*": [oom]}, "strategy=zero1", "micro_batch=2"), "strategy=zero1", "micro_batch=4")
     assert said["answer"] == "dominated: not tried, and not expected to win"
     assert "trial 0001 needs" in said["because"]
-    assert said["because"].endswith("(both estimated), and ran out of memory")
+    assert said["because"].endswith("and ran out of memory (both estimated)")
 
 
 def test_an_untried_one_that_is_estimated_slower_is_dominated(study: Callable[..., Bench], why: Why) -> None:
@@ -237,9 +237,9 @@ def test_of_a_study_on_other_cards_the_machine_is_put_together_from_its_record(
     rank = a_rank_measurement(device_total_bytes=100 * GIB)
     made.ledger().put(a_measured_trial(number=9, outcome=a_measurement(ranks=(rank,))))
     said = why(made, "strategy=zero3")
-    assert said["note"] == "judged for NVIDIA H200, 100.00 GiB, where the study ran"
+    assert said["note"] == "estimated for NVIDIA H200, 100.00 GiB, where the study ran"
     assert said["strategy=zero3"].startswith("zero3 on 2 ranks")
-    assert "NVIDIA H200: its data sheet; limit 100.00 GiB" in said["estimates"]
+    assert "NVIDIA H200: figures from its data sheet; limit 100.00 GiB" in said["estimates"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_another_limit_of_memory_is_asked_of_the_card_the_study_ran_on(
     )
     write_atomic(made.directory.record, dump(record))
     said = why(made, "strategy=zero3", "cluster.memory_limit_gib=40")
-    assert "limit 40.00 GiB a rank, cluster.memory_limit_gib=40" in said["estimates"]
+    assert "limit 40.00 GiB per rank (cluster.memory_limit_gib=40)" in said["estimates"]
     for override in ("cluster.memory_limit_gib=200", "gate.headroom_gib=200"):
         assert main(["why", str(made.directory.path), override]) == 2
         assert f"{override}: NVIDIA H200 has 139.8 GiB" in capsys.readouterr().err

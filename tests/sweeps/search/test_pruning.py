@@ -79,7 +79,7 @@ def test_in_the_loop_such_a_trial_closes_as_stopped(bench: Callable[..., Bench])
     asked = ("micro_batch=1,2,4", "objective=loss", "search.pruner=median", "search.startup_trials=1")
     assert study.start(*asked) is StopReason.EXHAUSTED
     assert study.states == [State.MEASURED, State.STOPPED, State.MEASURED]
-    assert study.heard.messages == ["trial 0002 falls behind and is asked to end"]
+    assert study.heard.messages == ["trial 0002 is pruned: its loss is behind"]
     assert [study.ledger().attempt(number, 1).stop.exists() for number in (1, 2, 3)] == [False, True, False]
     assert len(study.told) == 2  # a pruned trial is known by the loss of its steps
     study.start(*asked)

@@ -136,7 +136,9 @@ def test_a_trial_that_is_stopped_says_what_that_spared() -> None:
     outcome = dataclasses.replace(seen(400.0), spared_steps=14)
     display.update([measured(0, 500.0), trial(1, State.STOPPED, outcome=outcome)], NONE_YET)
     line = stream.getvalue().splitlines()[1]
-    assert line.endswith("stopped 400 tokens/s/GPU, 1.23 GiB, loss 3.456: cannot win, 14 steps spared")
+    assert line.endswith(
+        "stopped 400 tokens/s/GPU, 1.23 GiB, loss 3.456: slower than the best, 14 steps skipped"
+    )
 
 
 def test_speeds_of_a_machine_that_has_become_slower_are_made_comparable() -> None:
@@ -150,12 +152,14 @@ def test_speeds_of_a_machine_that_has_become_slower_are_made_comparable() -> Non
 def test_a_trial_that_is_measured_again_shows_how_far_it_has_come() -> None:
     again = measured(1, 500.0, repeats=(a_repeat(round=1),))
     running = {1: Reached(Phase.STEPS, 12, 30)}
-    assert "again steps 12/30" in frame([again], StudyProgress(launched=1, elapsed_s=0.0, running=running))[1]
+    assert (
+        "repeat steps 12/30" in frame([again], StudyProgress(launched=1, elapsed_s=0.0, running=running))[1]
+    )
 
 
 def test_a_trial_whose_job_has_not_begun_says_so() -> None:
     queued = StudyProgress(launched=1, elapsed_s=0.0, waiting=frozenset({1}))
-    assert "waits to begin" in frame([trial(1, State.RUNNING)], queued)[1]
+    assert "waiting to start" in frame([trial(1, State.RUNNING)], queued)[1]
 
 
 def test_a_log_tells_when_a_long_wait_is_over_and_of_a_short_one_nothing() -> None:
@@ -169,7 +173,7 @@ def test_a_log_tells_when_a_long_wait_is_over_and_of_a_short_one_nothing() -> No
         )
         cancelled = trial(3, State.CANCELLED) if now_s > 90 else cancelled
     waits = [line for line in stream.getvalue().splitlines() if "wait" in line]
-    assert waits == ["[100.0 s] trial 0001 begins after a wait of 2 min"]
+    assert waits == ["[100.0 s] trial 0001 started after waiting 2 min"]
 
 
 def test_failures_and_rejections_say_why_without_control_characters() -> None:
@@ -195,7 +199,7 @@ def test_a_plan_that_is_not_launched_says_what_it_lacks_by_estimate() -> None:
     display.update([a_refused_trial(1), a_refused_trial(2)], NONE_YET)
     why = "needs 50.00 GiB (first_step) of 40.00 GiB, H100"
     assert stream.getvalue().splitlines() == [
-        f"[  0.0 s] trial {number} zero2 micro_batch=4: not launched, cannot fit: {why} (estimated)"
+        f"[  0.0 s] trial {number} zero2 micro_batch=4: not launched, estimated not to fit: {why}"
         for number in ("0001", "0002")
     ]
 
@@ -204,8 +208,8 @@ def test_many_plans_that_are_not_launched_at_once_are_one_line() -> None:
     display, stream = plain()
     display.update([measured(0, 5.0), *map(a_refused_trial, range(1, 13))], NONE_YET)
     line, _ = stream.getvalue().splitlines()
-    such_as = "such as trial 0001 zero2 micro_batch=4: needs 50.00 GiB (first_step) of 40.00 GiB, H100"
-    assert line == f"[  0.0 s] not launched: 12 plans that cannot fit, estimated; {such_as}"
+    example = "trial 0001 zero2 micro_batch=4: needs 50.00 GiB (first_step) of 40.00 GiB, H100"
+    assert line == f"[  0.0 s] not launched: 12 plans estimated not to fit, for example {example}"
 
 
 def test_the_live_table_marks_an_estimate_and_counts_what_was_not_launched() -> None:
@@ -231,7 +235,7 @@ def test_trials_that_ended_before_a_resume_are_one_line() -> None:
     old = [measured(0, 400.0, closed_at=10.0), measured(1, 500.0, closed_at=20.0)]
     display.update([*old, measured(2, 300.0, closed_at=NOW_S + 1)], NONE_YET)
     first, second = stream.getvalue().splitlines()
-    assert first == "[  0.0 s] resumed: 2 trials had ended before; best 0001: 500 tokens/s/GPU"
+    assert first == "[  0.0 s] resumed: 2 trials had already ended; best 0001: 500 tokens/s/GPU"
     assert second.startswith("[  0.0 s] trial 0002 zero2 micro_batch=4: measured 300 tokens/s/GPU")
 
 
@@ -244,7 +248,7 @@ def test_a_message_is_one_plain_line() -> None:
 def test_the_first_line_says_what_is_searched() -> None:
     stream = io.StringIO()
     PlainDisplay(stream).start(STUDY)
-    expected = "study demo: tokens_per_s_per_gpu of tiny over strategy, micro_batch"
+    expected = "study demo: tiny, by tokens_per_s_per_gpu; knobs: strategy, micro_batch"
     assert stream.getvalue() == f"[  0.0 s] {expected}\n"
 
 

@@ -79,7 +79,7 @@ def test_a_time_or_a_cost_has_a_column_before_the_speed(composer: Composer) -> N
 
 def test_a_plan_that_is_too_large_says_by_how_much_and_when(composer: Composer) -> None:
     found = listed(composer, "micro_batch=4,8", estimate=lambda _: too_large(12.5))
-    assert sum(line.endswith("too large  2.50 GiB too much (loss)") for line in shown(found)) == 2
+    assert sum(line.endswith("too large  2.50 GiB over the limit (loss)") for line in shown(found)) == 2
 
 
 def test_a_limit_that_nobody_knows_is_not_shown(composer: Composer) -> None:
@@ -116,7 +116,7 @@ def test_totals_and_reasons_stand_below(composer: Composer) -> None:
     *_, reason, counts, total = shown(listed(composer, *MIXED))
     assert reason.startswith("rejected (3) by batches_divide, for example: global_batch=16 is not a multiple")
     assert reason.endswith("]")
-    assert counts == "3 fits; memory is that of the fullest rank in its worst phase"
+    assert counts == "3 fits; memory: the fullest rank, at its peak"
     assert total == "6 points: 3 legal, 3 rejected"
 
 
@@ -174,7 +174,7 @@ def test_the_biggest_component_comes_first() -> None:
 
 def test_what_the_host_lacks_is_said_beside_what_the_card_lacks() -> None:
     estimate = too_large(12.0, why="needs 12.00 GiB (loss) of 10.00 GiB, a card; needs 70 GiB of the node's")
-    assert shortfall(estimate) == "2.00 GiB too much (loss); needs 70 GiB of the node's"
+    assert shortfall(estimate) == "2.00 GiB over the limit (loss); needs 70 GiB of the node's"
 
 
 def test_what_the_host_alone_lacks_is_said_in_full() -> None:
@@ -189,16 +189,16 @@ def described(machine: Machine, cluster: ClusterConfig, observations: int = 0) -
 
 def test_cold_estimates_of_a_known_card_say_so() -> None:
     assert described(TWO_H200, ClusterConfig()) == (
-        "from formulas alone, nothing measured yet; NVIDIA H200: its data sheet; "
-        "limit 140.00 GiB a rank, NVIDIA H200, "
-        "CUDA's context counted; needed: peak + fragmentation + a safety margin that suffices in 90% of cases"
+        "from formulas alone, nothing measured yet; NVIDIA H200: figures from its data sheet; "
+        "limit 140.00 GiB per rank (NVIDIA H200), including CUDA's context; "
+        "needed: peak + fragmentation + a safety margin that suffices in 90% of cases"
     )
 
 
 def test_estimates_that_learned_name_the_number_of_trials_and_the_imposed_limit() -> None:
     text = described(TWO_H200, ClusterConfig(memory_limit_gib=40, limit_counts_context=False), 12)
     assert text.startswith("learned from 12 trials; ")
-    assert "limit 40.00 GiB a rank, cluster.memory_limit_gib=40, CUDA's context not counted" in text
+    assert "limit 40.00 GiB per rank (cluster.memory_limit_gib=40), excluding CUDA's context" in text
 
 
 def test_a_card_that_is_not_known_has_the_figures_of_one_like_it() -> None:

@@ -136,7 +136,7 @@ def test_failures_alike_end_the_study_with_their_message_and_a_new_start_tries_a
     asked = ("micro_batch=1,2,4,8", "search=grid")
     assert study.start(*asked, limits=limits) is StopReason.FAILURES
     assert study.states == [State.FAILED] * 3
-    assert study.heard.messages == ["3 trials in a row failed alike: crashed: as scripted"]
+    assert study.heard.messages == ["3 trials in a row failed in the same way: crashed: as scripted"]
     study.clock.time_s += 1
     assert study.start(*asked, limits=limits) is StopReason.EXHAUSTED
     assert study.states == [State.FAILED] * 3 + [State.MEASURED]

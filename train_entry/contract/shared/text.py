@@ -32,6 +32,11 @@ def size_text(size_bytes: float) -> str:
     return f"{digits(size_bytes / unit)} {name}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: 1 trial, 1,200 trials."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def typed(value: object) -> str:
     """A value as the command line takes it, with every digit: true, null, 50000000.0."""
     if value is None:
