@@ -173,7 +173,7 @@ def test_an_early_end_of_timing_says_why_and_what_it_spared() -> None:
     text = alone(ended=TimingEnd.PRECISE, spared_steps=12, relative_error=0.0042)
     assert "over 10 steps, accurate to 0.42%; as precise as asked, 12 steps skipped" in text
     assert "stopped: slower than the best, 9 steps skipped" in alone(ended=TimingEnd.FUTILE, spared_steps=9)
-    assert "quartiles 2.0% apart, over 10 steps\n" in alone()
+    assert "interquartile range 2.0%, over 10 steps\n" in alone()
 
 
 def test_cards_that_were_slowed_are_told_with_clocks_and_temperature() -> None:
