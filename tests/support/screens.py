@@ -40,7 +40,7 @@ from tests.support.dry_runs import CPU, TWO_H200, listed
 from tests.support.paths import DATA, ROOT
 from train_entry.contract import FailureKind, Ranking, StudyDir, StudyRecord, Winner, read_document
 
-RECORDED = DATA / "studies" / "first_edition.tar.xz"
+RECORDED = DATA / "goldens" / "first_edition.tar.xz"
 NAMES = (
     *("searched", "interrupted", "died", "died_confirming", "died_checking", "goals", "remedies", "grid"),
     *("quickstart", "h200"),
