@@ -122,7 +122,7 @@ def test_a_rows_command_measures_that_row_again(four: tuple[CommandLine, str]) -
     row = rows(line)[0]
     done = line.run(*shlex.split(row["overrides"]), NO_MLFLOW)
     assert done.returncode == 0, done.stderr
-    assert f"{row['strategy']}: measured" in done.stdout
+    assert f"({row['strategy']}): measured" in done.stdout
     loss = re.search(r"loss +([\d.]+)", done.stdout)
     assert loss is not None
     assert float(loss[1]) == pytest.approx(float(row["loss"]), abs=1e-3)

@@ -145,7 +145,7 @@ def test_a_trial_without_an_orchestrator_is_cancelled_on_all_hosts(
     process = line.start(*line.arguments(), *ONE)
     wait_for(lambda: has_begun(attempt(line)), 90)
     os.killpg(process.pid, signal.SIGKILL)
-    assert line.sweeps("cancel", str(line.studies / "x")).startswith("ended 1 running trials")
+    assert line.sweeps("cancel", str(line.studies / "x")).startswith("cancelled 1 running trial;")
     assert processes_of(attempt(line)) == []
 
 

@@ -113,7 +113,7 @@ def test_a_trial_without_an_orchestrator_is_cancelled_and_its_allocation_goes_on
     process = line.start(*ONE_BY_ONE)
     wait_for(lambda: has_begun(attempt(line)), 90)
     os.killpg(process.pid, signal.SIGKILL)
-    assert line.sweeps("cancel", str(line.studies / "x")).startswith("ended 1 running trials")
+    assert line.sweeps("cancel", str(line.studies / "x")).startswith("cancelled 1 running trial;")
     (only,) = holds(line)
     assert [row.split()[0] for row in slurm.ask("squeue", "-h", "-s").splitlines()] == [
         f"{only.job_id}.batch"
