@@ -16,8 +16,10 @@ from tests.conftest import QUICK, CommandLine
 from train_entry.contract import (
     Failure,
     FailureKind,
+    Goal,
     Heartbeat,
     Measurement,
+    Ranking,
     State,
     StudyDir,
     Trial,
@@ -160,13 +162,17 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirm
     assert [trial.state for trial in found] == [State.MEASURED] * 2
     winner = read_document(StudyDir(command_line.studies / "x").winner, Winner)
     assert winner is not None
-    best = max(found, key=lambda trial: getattr(trial.outcome, "tokens_per_s_per_gpu", 0.0))
-    assert winner.trial == best.number, "one contender, in two fresh pairs of processes"
-    assert [len(trial.attempts) for trial in found] == [3 if trial is best else 1 for trial in found]
-    values = [repeat.outcome.tokens_per_s_per_gpu for repeat in best.repeats]  # type: ignore[union-attr]
-    (standing,) = winner.standings
-    assert min(values) <= standing.value <= max(values)
-    assert f"confirmed: trial {best.number:04d} reaches" in done.stdout
+    ranking = Ranking(found, Goal(name="tokens_per_s_per_gpu"))
+    contenders = {trial.number: trial for trial in (ranking.best, ranking.best_baseline) if trial is not None}
+    assert winner.trial in contenders, "the best, and the best baseline if that is another trial"
+    assert [len(trial.attempts) for trial in found] == [3 if trial.number in contenders else 1 for trial in found]
+    assert {standing.trial for standing in winner.standings} == set(contenders)
+    for standing in winner.standings:
+        repeats = [repeat.outcome for repeat in contenders[standing.trial].repeats]
+        values = [seen.tokens_per_s_per_gpu for seen in repeats if isinstance(seen, Measurement)]
+        assert min(values) <= standing.value <= max(values)
+        assert len(values) == standing.repeats == 2
+    assert f"confirmed: trial {winner.trial:04d} reaches" in done.stdout
 
 
 def test_failing_trials_end_as_what_they_are_and_the_study_goes_on(
