@@ -7,13 +7,14 @@ CUDA ?=
 BIN := .venv/bin
 INSTALL := $(PYTHON) train_entry/install/environment.py $(if $(CUDA),--cuda "$(CUDA)")
 SOURCES := pyproject.toml constraints.txt
-FAST := not slow and not slurm and not browser and not gpu
-ALONE := jobs or slurm or browser or gpu
+FAST := not slow and not slurm and not browser and not gpu and not libaio
+ALONE := jobs or slurm or browser or gpu or libaio
 PYTEST := $(BIN)/python -m pytest -ra --durations=15
 SIDE_BY_SIDE := -n auto --maxprocesses=8
 
 .DEFAULT_GOAL := help
-.PHONY: help install sweep test check lint fast format bench clean
+.NOTPARALLEL:
+.PHONY: help install sweep test tests-together tests-alone check lint fast format bench clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -31,9 +32,15 @@ install: .venv/.installed  ## Make .venv with what a sweep needs, torch for this
 sweep: .venv/.installed  ## Search for the best configuration: `python sweep.py -m $(ARGS)`
 	$(BIN)/python sweep.py -m $(ARGS)
 
-# First what can run side by side, then what has the machine to itself. Status 5: PYTEST_ARGS chose none.
 test: .venv/.installed-dev  ## Every test that this machine can run, and why others were skipped
+	@$(MAKE) --no-print-directory --keep-going tests-together tests-alone
+
+# They need what README names and nothing else. Status 5: PYTEST_ARGS chose none.
+tests-together: .venv/.installed-dev
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not ($(ALONE))" $(PYTEST_ARGS) || test $$? -eq 5
+
+# They have the machine to themselves, or need more of it.
+tests-alone: .venv/.installed-dev
 	$(PYTEST) -m "$(ALONE)" $(PYTEST_ARGS) || test $$? -eq 5
 
 check: lint fast  ## What a commit must pass: format, lint, types, fast tests

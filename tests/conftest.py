@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.facilities import require_facilities
 from tests.support.paths import ROOT
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; torch reads it when it is imported
@@ -27,6 +28,10 @@ QUICK = (
     "confirm.best=0",
     "search.single_gpu=never",
 )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    require_facilities(item)
 
 
 @dataclass

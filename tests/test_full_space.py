@@ -28,6 +28,7 @@ def test_a_study_over_everything_launches_no_trial_that_fails(command_line: Comm
     assert len({trial.plan.strategy for trial in found if trial.plan}) >= 3
 
 
+@pytest.mark.libaio
 def test_offload_to_nvme_trains_and_leaves_the_disk_as_it_was(
     command_line: CommandLine, tmp_path: Path
 ) -> None:

@@ -165,7 +165,9 @@ def test_a_trial_outlives_its_orchestrator_and_is_collected_and_the_best_confirm
     ranking = Ranking(found, Goal(name="tokens_per_s_per_gpu"))
     contenders = {trial.number: trial for trial in (ranking.best, ranking.best_baseline) if trial is not None}
     assert winner.trial in contenders, "the best, and the best baseline if that is another trial"
-    assert [len(trial.attempts) for trial in found] == [3 if trial.number in contenders else 1 for trial in found]
+    assert [len(trial.attempts) for trial in found] == [
+        3 if trial.number in contenders else 1 for trial in found
+    ]
     assert {standing.trial for standing in winner.standings} == set(contenders)
     for standing in winner.standings:
         repeats = [repeat.outcome for repeat in contenders[standing.trial].repeats]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QUICK, CommandLine
+from tests.support.facilities import missing, sshd_program
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 DOWN = "127.0.0.4"  # nobody listens there
@@ -77,18 +78,10 @@ def _configure(directory: Path, port: int) -> Path:
     return config
 
 
-def _missing(reason: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        _missing("no sshd: the package openssh-server is missing")
-    assert program is not None
+    program = sshd_program()
+    assert program is not None, "the marker sshd is missing"
     directory, port = tmp_path_factory.mktemp("sshd"), _free_port()
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd's privilege separation needs it
@@ -99,7 +92,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     while not _listens(port):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            _missing(f"no sshd: {(directory / 'log').read_text()}")
+            missing(f"no sshd: {(directory / 'log').read_text()}")
         time.sleep(0.05)
     yield Sshd(directory, port)
     process.terminate()

@@ -24,7 +24,7 @@ from train_entry.contract import (
     read_trial,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.jobs]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.sshd]
 
 Wait = Callable[[Callable[[], bool], float], None]
 ONE = ("ranks=2", "strategy=zero2", "micro_batch=1", "study=x")

@@ -7,9 +7,7 @@ tests/train_entry/test_oracle.py` prints the largest deviations.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support import oracle_cases as cases
+from tests.support.facilities import has_async_io
 from tests.support.oracle_cases import Plans
 from tests.train_entry.conftest import tiny_spec
 from train_entry.contract import MeasureSpec, Offload, RankMeasurement, StepMetrics, TrialSpec
 from train_entry.engines.schedule import rate
-from train_entry.install.operators import ASYNC_IO
 
 # The first test that runs waits until one pair of processes has trained all cases.
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(1800)]
@@ -35,11 +33,6 @@ TrainAll = Callable[[dict[str, TrialSpec]], Any]
 def specs(plans: Plans, steps: int = STEPS, **changes: Any) -> dict[str, TrialSpec]:
     measure = MeasureSpec(warmup_steps=0, steps=steps, split_steps=0, update_norms=True)
     return {name: tiny_spec(plan, measure=measure, **changes) for name, plan in plans.items()}
-
-
-def has_async_io() -> bool:
-    folder = os.environ.get("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
-    return ASYNC_IO.is_there(Path(folder))
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +73,9 @@ def test_one_process_trains_as_two_do(two_ranks: Any, one_rank: Any, name: str) 
     assert_alike(one_rank.steps(name), two_ranks.steps("ddp"), rel=1e-5)
 
 
+@pytest.mark.libaio
 @pytest.mark.parametrize("name", cases.on_nvme(Path()))
 def test_offload_to_nvme_changes_nothing_and_takes_place(two_ranks: Any, name: str) -> None:
-    if not has_async_io() and "CI" not in os.environ:
-        pytest.skip("no async_io: `python -m train_entry.install.operators` says why")
     assert_alike(two_ranks.steps(name), two_ranks.steps("ddp, wide"), rel=1e-5)
     offload = cases.on_nvme(Path())[name].offload
     kinds = {"optimizer": offload.optimizer, "float32params": offload.param}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sweeps.tracking.mlflow import MlflowTracker
+from tests.support.facilities import CHROMEDRIVER, CHROMIUM
 from tests.support.tracking import attempt_in, client, measured, out_of_memory, rejected, runs, study_record
 from train_entry.contract import AttemptDir
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-CHROMIUM, CHROMEDRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1700,900"
@@ -36,9 +36,6 @@ READY_S = 90.0
 
 @pytest.fixture
 def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebDriver]:
-    if not (CHROMIUM.exists() and CHROMEDRIVER.exists()):
-        assert os.environ.get("CI") != "true", "CI must have chromium and chromium-driver"
-        pytest.skip("needs chromium and chromium-driver: apt-get install chromium chromium-driver")
     monkeypatch.setenv("SE_OFFLINE", "true")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     from selenium import webdriver

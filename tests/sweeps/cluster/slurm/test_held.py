@@ -30,7 +30,8 @@ SILENT: None = None
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch: pytest.MonkeyPatch, commands: Commands) -> None:
+    """Wait for nothing, and reach Slurm's scripted commands only: this machine may have none, or its own."""
     monkeypatch.setattr(held, "LOOK_S", 0.0)
     monkeypatch.setattr(submit, "RESEND_S", 0.0)
 
