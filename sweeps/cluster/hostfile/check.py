@@ -83,6 +83,8 @@ def _ask_host(hosts: Hosts, host: str, order: Look) -> Seen | str:
         )
     except FileNotFoundError:
         return "ssh is not installed here"
+    except PermissionError:
+        return "you may not run ssh here"
     except subprocess.TimeoutExpired:
         return f"no answer within {LIMIT_S:.0f} s"
     lines = done.stdout.strip().splitlines()

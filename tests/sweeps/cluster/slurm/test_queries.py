@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from sweeps.cluster.slurm.queries import (
     JobWatch,
     SlurmError,
+    SlurmSilence,
+    ask,
     clean_environment,
     parse_gres,
     parse_sacct,
@@ -104,6 +107,15 @@ def test_times(text: str, seconds: int | None) -> None:
 def test_complaints_become_one_line() -> None:
     text = "sbatch: error: invalid partition: nix\nallocation failure: Invalid partition\n"
     assert said(text) == "invalid partition: nix; allocation failure: Invalid partition"
+
+
+def test_without_slurms_commands_the_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmSilence, match=r"^sinfo is not installed here; start this on a host with Slurm$"):
+        ask("sinfo")
+    (tmp_path / "sinfo").touch(mode=0o644)
+    with pytest.raises(SlurmSilence, match=r"^you may not run sinfo here; start this on a host with Slurm$"):
+        ask("sinfo")
 
 
 def test_a_surrounding_jobs_variables_are_left_behind() -> None:
