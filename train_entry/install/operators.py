@@ -109,7 +109,7 @@ def has_libaio() -> bool:
     ]
     try:
         return subprocess.run(command, input=USES_LIBAIO, text=True, capture_output=True).returncode == 0
-    except FileNotFoundError:  # no compiler
+    except OSError:  # no compiler, or not one that we may run
         return False
 
 

@@ -81,10 +81,8 @@ def _ask_host(hosts: Hosts, host: str, order: Look) -> Seen | str:
             text=True,
             timeout=LIMIT_S,
         )
-    except FileNotFoundError:
-        return "ssh is not installed here"
-    except PermissionError:
-        return "you may not run ssh here"
+    except OSError as error:
+        return f"ssh cannot be run here ({error.strerror})"
     except subprocess.TimeoutExpired:
         return f"no answer within {LIMIT_S:.0f} s"
     lines = done.stdout.strip().splitlines()

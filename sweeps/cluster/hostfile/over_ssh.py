@@ -108,7 +108,7 @@ def end_nodes(attempt: AttemptDir, record: LaunchRecord) -> list[str]:
                 text=True,
                 timeout=ANSWER_S,
             )
-        except subprocess.TimeoutExpired:  # the host has crashed, or its file system hangs
+        except (OSError, subprocess.TimeoutExpired):  # no ssh here; the host has crashed, or its files hang
             return False
         return done.returncode == 0
 

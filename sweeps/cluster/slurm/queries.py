@@ -116,10 +116,9 @@ def ask(*command: str) -> str:
             text=True,
             timeout=LIMIT_S,
         )
-    except FileNotFoundError as error:
-        raise SlurmSilence(f"{command[0]} is not installed here; start this on a host with Slurm") from error
-    except PermissionError as error:
-        raise SlurmSilence(f"you may not run {command[0]} here; start this on a host with Slurm") from error
+    except OSError as error:
+        reason = f"{command[0]} cannot be run here ({error.strerror}); start this on a host with Slurm"
+        raise SlurmSilence(reason) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmSilence(f"{command[0]} did not answer within {LIMIT_S:.0f} s") from error
     if done.returncode != 0:

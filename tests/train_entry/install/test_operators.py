@@ -65,6 +65,8 @@ def test_without_libaio_the_package_is_named() -> None:
 
 def test_libaio_is_there_where_a_program_links_with_it(compiler: Path) -> None:
     assert not has_libaio()  # no compiler
+    compiler.touch(mode=0o644)
+    assert not has_libaio()  # one that we may not run
     write_program(compiler, "exit 1")
     assert not has_libaio()
     write_program(compiler, 'case "$*" in *-laio) exit 0;; esac; exit 1')

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.cluster.hostfile.hosts import lay_out, parse_hostfile, ssh_command
+from sweeps.cluster.hostfile.check import find_machine
+from sweeps.cluster.hostfile.hosts import Hosts, lay_out, parse_hostfile, ssh_command
 from sweeps.cluster.hostfile.jobs import exported
-from sweeps.cluster.hostfile.over_ssh import Launch, launcher_command, on_host
-from sweeps.config.schema import ClusterConfig
+from sweeps.cluster.hostfile.over_ssh import Launch, LaunchRecord, end_nodes, launcher_command, on_host
+from sweeps.config.schema import ClusterConfig, GateConfig
 from sweeps.errors import ConfigError
+from train_entry.contract import AttemptDir, JobRecord
 
 GOOD = "# ours\n\n  a slots=4\nuser@b\tslots=2 # older\n#c slots=8\nd slots=0\n"
 BAD = ("a slots=2\na slots=2\n", "a 2\n", "# nothing\n", "a  slots=x\n", "slots=2\n")
@@ -81,6 +83,20 @@ def test_what_a_shell_would_read_reaches_ssh_quoted() -> None:
     assert command[:4] == ["ssh", "-p", "2222", "-ikey file"]
     assert command[-3:-1] == ["--", "a"]
     assert command[-1].endswith("-P -u -m sweeps.cluster.hostfile.on_host run")
+
+
+def test_without_ssh_every_host_has_a_line_and_none_is_said_to_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hosts = Hosts(slots={"a": 1, "b": 1}, ssh=ssh_command(22, []))
+    with pytest.raises(ConfigError) as caught:
+        find_machine(hosts, ClusterConfig(kind="hostfile"), GateConfig(), tmp_path)
+    reason = "ssh cannot be run here (No such file or directory)"
+    assert caught.value.problems == (f"host a: {reason}", f"host b: {reason}")
+    leader = JobRecord(job_id="1", host="here", leader_pid=1, leader_start_ticks=1, started_at=0.0)
+    record = LaunchRecord(leader=leader, ssh=hosts.ssh, hosts=("a", "b"))
+    assert end_nodes(AttemptDir(tmp_path), record) == ["a", "b"]
 
 
 def test_each_node_is_told_its_place_and_the_explicit_port() -> None:
